@@ -1,0 +1,10 @@
+"""Mixture of Attention Heads (arXiv 2210.05144) for fairseq.
+
+This folder is both the `--user-dir` of fairseq's commands and the installed package. Importing
+it registers the models and criterions; a second import does nothing.
+"""
+
+from . import compat  # noqa: F401  (first: it says what to install where fairseq is missing)
+from . import criterions, models  # noqa: F401
+
+__version__ = "0.1.0"

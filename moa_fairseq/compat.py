@@ -1,0 +1,138 @@
+"""Everything that differs between builds of fairseq and torch, found by trying, not by version.
+
+Importing this module mends, in the running process:
+
+* checkpoints that fairseq writes and torch >= 2.6 refuses to read (their few classes are
+  allowed by name; the check that a checkpoint runs no code stays on);
+* batching that drops the last sentences of a split (fairseq#5036, #5094, #5351).
+"""
+
+from __future__ import annotations
+
+import argparse
+import codecs
+import functools
+import importlib
+import importlib.util
+from typing import Any, Callable, List, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+if importlib.util.find_spec("fairseq") is None:
+    raise ImportError(
+        'moa_fairseq needs fairseq: pip install "moa-fairseq[fairseq]", '
+        "or any build of fairseq 0.12.3 (see the README)"
+    )
+
+import numpy as np
+from fairseq.data import data_utils
+
+
+def allow_fairseq_checkpoints() -> None:
+    """Let `torch.load(weights_only=True)` read what fairseq puts into a checkpoint.
+
+    That is argparse's namespace, and with `--eval-bleu` numpy scalars among the metrics.
+    """
+    if not hasattr(torch.serialization, "add_safe_globals"):
+        return  # torch < 2.4 has no such list, and < 2.6 does not need it
+    multiarray = importlib.import_module(
+        "numpy._core.multiarray" if importlib.util.find_spec("numpy._core") else "numpy.core.multiarray"
+    )
+    numpy_dtypes = [type(np.dtype(name)) for name in ("float32", "float64", "int32", "int64")]
+    torch.serialization.add_safe_globals(
+        [
+            argparse.Namespace,
+            codecs.encode,
+            multiarray._reconstruct,
+            multiarray.scalar,
+            np.ndarray,
+            np.dtype,
+            *numpy_dtypes,
+        ]
+    )
+
+
+def keep_every_sentence() -> None:
+    """Undo the loss of the last batch in builds of fairseq that have it.
+
+    Their `batch_by_size` drops the last batch of a split when its size is not a multiple of
+    `--required-batch-size-multiple`, in training, validation and generation.
+    """
+    original = data_utils.batch_by_size
+    if getattr(original, "keeps_every_sentence", False) or _keeps_last_batch(original):
+        return
+
+    @functools.wraps(original)
+    def batch_by_size(indices: Any, *args: Any, **kwargs: Any) -> List[Sequence[int]]:
+        if not isinstance(indices, np.ndarray):
+            indices = np.fromiter(indices, dtype=np.int64, count=-1)
+        if len(indices) == 0:
+            return []
+        batches = list(original(indices, *args, **kwargs))
+        # Batches follow the order of the indices, so what is missing is the end. With fixed
+        # shapes nothing was dropped, and nothing is missing.
+        missing = indices[sum(len(batch) for batch in batches) :]
+        return batches + [missing] if len(missing) > 0 else batches
+
+    batch_by_size.keeps_every_sentence = True  # type: ignore[attr-defined]
+    data_utils.batch_by_size = batch_by_size
+
+
+def _keeps_last_batch(batch_by_size: Callable[..., Any]) -> bool:
+    """Try it: three sentences, batches of a multiple of two, room for all three."""
+    lengths = np.ones(3, dtype=np.int64)
+    batches = batch_by_size(
+        np.arange(3),
+        num_tokens_fn=lambda index: lengths[index],
+        num_tokens_vec=lengths,
+        max_sentences=2,
+        required_batch_size_multiple=2,
+    )
+    return sum(len(batch) for batch in batches) == 3
+
+
+def checkpoint_layer(layer: nn.Module, offload: bool = False) -> nn.Module:
+    """Recompute `layer`'s activations in the backward pass instead of keeping them.
+
+    fairseq's own wrapper is re-entrant and silently drops the gradient of whatever leaves the
+    layer other than by its return value, the router's logits among it. This one keeps it.
+
+    Args:
+        layer: changed in place, so that names in the state dict stay as they are.
+        offload: keep the layer's inputs in main memory rather than on the device.
+    """
+    forward = layer.forward
+
+    @functools.wraps(forward)
+    def checkpointed(*args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return forward(*args, **kwargs)
+        if not offload:
+            return checkpoint(forward, *args, use_reentrant=False, **kwargs)
+        device = args[0].device
+
+        def forward_from_host(*host_args: Any, **host_kwargs: Any) -> Any:
+            return forward(
+                *(_to_device(value, device) for value in host_args),
+                **{name: _to_device(value, device) for name, value in host_kwargs.items()},
+            )
+
+        return checkpoint(
+            forward_from_host,
+            *(_to_device(value, "cpu") for value in args),
+            use_reentrant=False,
+            **{name: _to_device(value, "cpu") for name, value in kwargs.items()},
+        )
+
+    layer.forward = checkpointed  # type: ignore[method-assign]
+    return layer
+
+
+def _to_device(value: Any, device: Any) -> Any:
+    return value.to(device) if isinstance(value, Tensor) else value
+
+
+allow_fairseq_checkpoints()
+keep_every_sentence()

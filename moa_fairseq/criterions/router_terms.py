@@ -1,0 +1,137 @@
+"""What a criterion adds to its loss, and logs, for the routings of one forward pass."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Dict, List, NamedTuple, Sequence
+
+import torch
+from fairseq.logging import metrics
+from torch import Tensor
+
+from ..modules.moa_attention import ATTENTION_KINDS, ENCODER_SELF
+from ..modules.recording import RecordedRouting
+from ..modules.router_losses import (
+    cv_squared_loss,
+    expert_counts,
+    load_balancing_loss,
+    load_coefficient_of_variation,
+    router_z_loss,
+    routing_entropy,
+)
+
+LOSS_NAMES = ("load_balance_loss", "router_z_loss", "load_cv_squared_loss")
+
+
+class RouterLossWeights(NamedTuple):
+    """α, β and γ of equation 7 and of the authors' cv² loss."""
+
+    load_balance: float
+    z: float
+    cv_squared: float
+
+
+def router_loss(
+    recorded: Sequence[RecordedRouting],
+    padding_masks: Dict[str, Tensor],
+    weights: RouterLossWeights,
+) -> tuple[Tensor, Dict[str, Any]]:
+    """Σ over MoA modules of (α·load balance + β·z + γ·cv²), equation 7, for one batch.
+
+    Args:
+        recorded: the routings of one forward pass; at least one.
+        padding_masks: `[batch, length]` bool by attention kind, true where a query is padding.
+        weights: α, β, γ.
+
+    Returns:
+        the weighted sum (a scalar with gradient), and what to log: each loss as its mean over
+        modules, and the sums from which :func:`log_router_metrics` derives statistics. All of
+        the latter are detached and can be summed over batches and workers, once the losses
+        are multiplied by the sample size.
+    """
+    losses: List[Tensor] = []
+    statistics: Dict[str, Tensor] = {}
+    for _, kind, index, routing in recorded:
+        padding = padding_masks[kind]
+        losses.append(
+            torch.stack(
+                (
+                    load_balancing_loss(routing, padding),
+                    router_z_loss(routing, padding),
+                    cv_squared_loss(routing, padding),
+                )
+            )
+        )
+        with torch.no_grad():
+            # Leading underscores keep these sums off the console and out of TensorBoard.
+            counts = expert_counts(routing, padding)
+            tokens = (~padding).sum().float()
+            _add(statistics, f"_load_{kind}_{index}", counts)
+            _add(statistics, f"_entropy_{kind}", routing_entropy(routing, padding))
+            _add(statistics, f"_tokens_{kind}", tokens)
+    stacked = torch.stack(losses)  # [modules, 3]
+    total = (stacked.sum(dim=0) * stacked.new_tensor(weights)).sum()
+    means = dict(zip(LOSS_NAMES, stacked.detach().mean(dim=0).unbind()))
+    return total, {"router_loss": total.detach(), **means, **statistics}
+
+
+def _add(sums: Dict[str, Tensor], name: str, value: Tensor) -> None:
+    sums[name] = sums[name] + value if name in sums else value
+
+
+def log_router_metrics(logging_outputs: Sequence[Dict[str, Any]]) -> None:
+    """Log router losses and, for each kind of attention, load and entropy.
+
+    Losses are averaged with the sample size as weight. Statistics are derived from sums over
+    the whole logging interval (or validation set): the coefficient of variation of expert load
+    and the share of experts that got no token, both averaged over layers, and the entropy of
+    the router's probabilities in nats.
+    """
+    names = sorted({name for output in logging_outputs for name in output})
+    sample_size = sum(output.get("sample_size", 0) for output in logging_outputs)
+
+    def total(name: str) -> Any:
+        return sum(output[name] for output in logging_outputs if name in output)
+
+    for name in ("router_loss", *LOSS_NAMES):
+        if name in names:
+            metrics.log_scalar(name, total(name) / sample_size, sample_size, round=4)
+    for kind in ATTENTION_KINDS:
+        loads = [name for name in names if name.startswith(f"_load_{kind}_")]
+        if not loads:
+            continue
+        for name in (*loads, f"_entropy_{kind}", f"_tokens_{kind}"):
+            # Weight 1 makes the meter's sum the sum of the values.
+            metrics.log_scalar(name, total(name), weight=1)
+        label = kind.replace("-", "_")
+        metrics.log_derived(f"load_cv_{label}", _load_statistic(kind, load_coefficient_of_variation))
+        metrics.log_derived(f"unused_experts_{label}", _load_statistic(kind, _share_unused))
+        metrics.log_derived(f"routing_entropy_{label}", _mean_entropy(kind))
+
+
+def _load_statistic(kind: str, statistic: Any) -> Any:
+    def derive(meters: Dict[str, Any]) -> float:
+        names = [name for name in meters if name.startswith(f"_load_{kind}_")]
+        values = [statistic(torch.as_tensor(meters[name].sum).float()) for name in names]
+        return round(float(torch.stack(values).mean()), 4) if values else math.nan
+
+    return derive
+
+
+def _share_unused(counts: Tensor) -> Tensor:
+    return (counts == 0).float().mean()
+
+
+def _mean_entropy(kind: str) -> Any:
+    def derive(meters: Dict[str, Any]) -> float:
+        tokens = float(meters[f"_tokens_{kind}"].sum)
+        return round(float(meters[f"_entropy_{kind}"].sum) / tokens, 4) if tokens else math.nan
+
+    return derive
+
+
+def translation_padding_masks(sample: Dict[str, Any], padding_index: int) -> Dict[str, Tensor]:
+    """Which query tokens are padding, decided once from the tokens of a batch."""
+    source = sample["net_input"]["src_tokens"].eq(padding_index)  # [batch, S]
+    target = sample["net_input"]["prev_output_tokens"].eq(padding_index)  # [batch, T]
+    return {kind: source if kind == ENCODER_SELF else target for kind in ATTENTION_KINDS}

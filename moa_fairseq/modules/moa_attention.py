@@ -1,0 +1,314 @@
+"""Mixture of Attention Heads: multi-head attention whose heads are experts.
+
+A drop-in for fairseq's `MultiheadAttention`: same call, same cache protocol, same return value.
+Equations are numbered as in the paper (arXiv 2210.05144, section 3).
+"""
+
+from __future__ import annotations
+
+from typing import Dict, Optional, Tuple
+
+import torch
+from fairseq.incremental_decoding_utils import with_incremental_state
+from fairseq.modules import MultiheadAttention
+from fairseq.modules.fairseq_dropout import FairseqDropout
+from fairseq.modules.quant_noise import quant_noise
+from torch import Tensor, nn
+
+from .expert_linear import ExpertLinear, dispatch
+from .routing import Router
+
+ENCODER_SELF = "encoder-self"
+DECODER_SELF = "decoder-self"
+CROSS = "cross"
+ATTENTION_KINDS = (ENCODER_SELF, DECODER_SELF, CROSS)
+
+IncrementalState = Dict[str, Dict[str, Optional[Tensor]]]
+
+
+@with_incremental_state
+class MixtureOfAttentionHeads(nn.Module):
+    """Attention with E experts of H heads, of which a router picks K for every query token.
+
+    Every expert has its own query and output projection. Keys and values are projected once
+    and shared by all experts (H = 1), or once for each of the H heads that every expert has.
+
+    Args:
+        embed_dim: d, size of queries and of the output.
+        num_selected: K.
+        num_experts: E.
+        head_dim: D, size of one head.
+        heads_per_expert: H.
+        key_dim: size of keys and values; None means `embed_dim`.
+        kind: which attention of the Transformer this is, one of `ATTENTION_KINDS`.
+        dropout: probability of dropping an attention weight.
+        bias: whether the four projections have biases.
+        gate_normalization, router_noise, sample_topk, router_init_std: see :class:`Router`.
+        quant_noise_pq, quant_noise_block_size: fairseq's quantization noise.
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_selected: int,
+        num_experts: int,
+        head_dim: int,
+        heads_per_expert: int = 1,
+        key_dim: Optional[int] = None,
+        kind: str = ENCODER_SELF,
+        dropout: float = 0.0,
+        bias: bool = False,
+        gate_normalization: str = "detached",
+        router_noise: bool = False,
+        sample_topk: int = 0,
+        router_init_std: float = 0.02,
+        quant_noise_pq: float = 0.0,
+        quant_noise_block_size: int = 8,
+    ) -> None:
+        super().__init__()
+        if kind not in ATTENTION_KINDS:
+            raise ValueError(f"unknown attention kind {kind!r}; one of {', '.join(ATTENTION_KINDS)}")
+        self.embed_dim = embed_dim
+        self.num_selected = num_selected
+        self.num_experts = num_experts
+        self.head_dim = head_dim
+        self.heads_per_expert = heads_per_expert
+        self.kind = kind
+        self.num_heads = num_selected * heads_per_expert  # heads that one token uses
+        self.scaling = head_dim**-0.5
+        self.dropout_module = FairseqDropout(dropout, module_name=type(self).__name__)
+
+        key_dim = embed_dim if key_dim is None else key_dim
+        width = heads_per_expert * head_dim
+        # Queries, keys and values start with the variance of fairseq's attention, 1/(2d) for
+        # its weights. The output does too: it sums K·D products of variance w²·σ², where the
+        # gate w is about 1/K (1/E where gates are plain probabilities), and fairseq's has
+        # d products with weights of variance 1/d.
+        gate = 1 / num_experts if gate_normalization == "none" else 1 / num_selected
+        output_std = 1 / (gate * (num_selected * width) ** 0.5)
+        noise = {"quant_noise": quant_noise_pq, "quant_noise_block_size": quant_noise_block_size}
+        self.router = Router(
+            embed_dim,
+            num_experts,
+            num_selected,
+            gate_normalization,
+            router_noise,
+            sample_topk,
+            router_init_std,
+        )
+        self.q_experts = ExpertLinear(
+            num_experts, embed_dim, width, bias, (2 * embed_dim) ** -0.5, **noise
+        )
+        self.o_experts = ExpertLinear(num_experts, width, embed_dim, bias, output_std, **noise)
+        self.k_proj = quant_noise(
+            nn.Linear(key_dim, width, bias=bias), quant_noise_pq, quant_noise_block_size
+        )
+        self.v_proj = quant_noise(
+            nn.Linear(key_dim, width, bias=bias), quant_noise_pq, quant_noise_block_size
+        )
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        self.router.reset_parameters()
+        self.q_experts.reset_parameters()
+        self.o_experts.reset_parameters()
+        for projection in (self.k_proj, self.v_proj):
+            nn.init.normal_(projection.weight, std=(2 * projection.in_features) ** -0.5)
+            if projection.bias is not None:
+                nn.init.zeros_(projection.bias)
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Optional[Tensor],
+        value: Optional[Tensor],
+        key_padding_mask: Optional[Tensor] = None,
+        incremental_state: Optional[IncrementalState] = None,
+        need_weights: bool = True,
+        static_kv: bool = False,
+        attn_mask: Optional[Tensor] = None,
+        before_softmax: bool = False,
+        need_head_weights: bool = False,
+        query_padding_mask: Optional[Tensor] = None,
+    ) -> Tuple[Tensor, Optional[Tensor]]:
+        """Attend from `query` to `key` and `value`.
+
+        Args:
+            query: `[T, batch, d]`.
+            key, value: `[S, batch, key_dim]`. In cross-attention they are ignored once they
+                are in the cache (`static_kv`), and may then be None.
+            key_padding_mask: `[batch, S]`, true where a key is padding.
+            incremental_state: fairseq's cache; None outside step-by-step decoding.
+            need_weights: return the attention weights, averaged over heads.
+            static_kv: keys and values do not change between steps (cross-attention).
+            attn_mask: `[T, S]`, added to the scores (minus infinity hides a key).
+            before_softmax: not supported.
+            need_head_weights: return the weights of every head; implies `need_weights`.
+            query_padding_mask: `[batch, T]`, true where a query is padding; its output is
+                zero. In self-attention it follows from `key_padding_mask`.
+
+        Returns:
+            output `[T, batch, d]`, and attention weights: None, `[batch, T, S]`, or with
+            `need_head_weights` `[K·H, batch, T, S]`, heads in the order of the routing.
+
+        Raises:
+            NotImplementedError: for `before_softmax`.
+        """
+        if before_softmax:
+            raise NotImplementedError("before_softmax is not available in MoA attention")
+        target_length, batch, _ = query.shape
+        if query_padding_mask is None and self.kind != CROSS and key_padding_mask is not None:
+            # The queries are the last keys (with --cross-self-attention, not the only ones).
+            query_padding_mask = key_padding_mask[:, -target_length:]
+        if query_padding_mask is not None:
+            query_padding_mask = query_padding_mask.bool()
+
+        tokens = query.transpose(0, 1)  # [batch, T, d]
+        routing = self.router(tokens)
+        gates = routing.gates
+        if query_padding_mask is not None:
+            gates = gates.masked_fill(query_padding_mask.unsqueeze(-1), 0.0)
+        plan = dispatch(
+            routing.indices.flatten(0, 1),  # [batch*T, K]
+            self.num_experts,
+            None if query_padding_mask is None else query_padding_mask.flatten(),  # [batch*T]
+        )
+
+        queries = self.q_experts.project_tokens(tokens.reshape(-1, self.embed_dim), plan)
+        queries = queries.view(batch, target_length, self.num_selected, -1)  # [batch, T, K, H*D]
+        keys, values, key_padding_mask = self._keys_and_values(
+            key, value, key_padding_mask, incremental_state, static_kv
+        )
+        heads, weights = self._attend(queries, keys, values, key_padding_mask, attn_mask)
+        output = self.o_experts.combine_heads(
+            heads.flatten(0, 1),  # [batch*T, K, H*D]
+            gates.flatten(0, 1),  # [batch*T, K]
+            plan,
+        )
+        output = output.view(batch, target_length, self.embed_dim).transpose(0, 1)  # [T, batch, d]
+
+        if need_head_weights:
+            return output, weights.permute(2, 0, 1, 3)  # [K*H, batch, T, S]
+        return output, weights.mean(dim=2) if need_weights else None  # [batch, T, S]
+
+    def _attend(
+        self,
+        queries: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        key_padding_mask: Optional[Tensor],
+        attn_mask: Optional[Tensor],
+    ) -> Tuple[Tensor, Tensor]:
+        """o_{i,t} = softmax(q_t·W_i^q·(k·W^k)ᵀ / √D + mask)·(v·W^v) (equation 3).
+
+        All K queries of all T tokens meet the shared keys in one matrix product.
+
+        Args:
+            queries: `[batch, T, K, H·D]`.
+            keys, values: `[batch, H, S, D]`.
+            key_padding_mask: `[batch, S]`.
+            attn_mask: `[T, S]`.
+
+        Returns:
+            heads `[batch, T, K, H·D]` and attention weights `[batch, T, K·H, S]` in float32,
+            before dropout.
+        """
+        batch, target_length, num_selected, _ = queries.shape
+        num_heads, source_length, head_dim = keys.shape[1:]
+        rows = (queries * self.scaling).view(batch, target_length * num_selected, num_heads, -1)
+        rows = rows.transpose(1, 2)  # [batch, H, T*K, D]
+        scores = rows @ keys.transpose(2, 3)  # [batch, H, T*K, S]
+        scores = scores.float()
+        hidden = torch.finfo(torch.float32).min
+        if attn_mask is not None:
+            # One row of the mask for each of the K queries of a token.
+            mask = attn_mask.float().clamp(min=hidden).repeat_interleave(num_selected, 0)  # [T*K, S]
+            scores = scores + mask
+        if key_padding_mask is not None:
+            padding = key_padding_mask.bool().view(batch, 1, 1, source_length)
+            # A finite score keeps a row of nothing but padding from becoming NaN, and zero
+            # values make it come out as zero.
+            scores = scores.masked_fill(padding, hidden)
+            values = values.masked_fill(padding.transpose(2, 3), 0.0)
+        weights = torch.softmax(scores, dim=-1)
+        heads = self.dropout_module(weights.to(values.dtype)) @ values  # [batch, H, T*K, D]
+        heads = heads.transpose(1, 2).reshape(batch, target_length, num_selected, -1)
+        weights = weights.transpose(1, 2)  # [batch, T*K, H, S]
+        return heads, weights.reshape(batch, target_length, num_selected * num_heads, source_length)
+
+    def _keys_and_values(
+        self,
+        key: Optional[Tensor],
+        value: Optional[Tensor],
+        key_padding_mask: Optional[Tensor],
+        incremental_state: Optional[IncrementalState],
+        static_kv: bool,
+    ) -> Tuple[Tensor, Tensor, Optional[Tensor]]:
+        """Project keys and values, through the cache where there is one.
+
+        Returns keys and values `[batch, H, S, D]` and their padding mask `[batch, S]`.
+        """
+        saved = self._get_input_buffer(incremental_state)
+        if static_kv and "prev_key" in saved:
+            keys, values = saved["prev_key"], saved["prev_value"]
+            assert keys is not None and values is not None
+            return keys, values, saved.get("prev_key_padding_mask")
+
+        if key is None or value is None:
+            raise ValueError("key and value are needed until they are in the cache")
+        keys = self._split_heads(self.k_proj(key))
+        values = self._split_heads(self.v_proj(value))
+        if incremental_state is None:
+            return keys, values, key_padding_mask
+        previous_keys, previous_values = saved.get("prev_key"), saved.get("prev_value")
+        if previous_keys is not None and previous_values is not None:
+            keys = torch.cat((previous_keys, keys), dim=2)
+            values = torch.cat((previous_values, values), dim=2)
+        key_padding_mask = MultiheadAttention._append_prev_key_padding_mask(
+            key_padding_mask=key_padding_mask,
+            prev_key_padding_mask=saved.get("prev_key_padding_mask"),
+            batch_size=keys.size(0),
+            src_len=keys.size(2),
+            static_kv=static_kv,
+        )
+        buffer = {
+            "prev_key": keys,
+            "prev_value": values,
+            "prev_key_padding_mask": key_padding_mask,
+        }
+        self._set_input_buffer(incremental_state, buffer)
+        return keys, values, key_padding_mask
+
+    def _split_heads(self, projected: Tensor) -> Tensor:
+        length, batch, _ = projected.shape
+        heads = projected.view(length, batch, self.heads_per_expert, self.head_dim)
+        return heads.permute(1, 2, 0, 3)  # [S, batch, H, D] -> [batch, H, S, D]
+
+    # fairseq's cache protocol. The base class comes from a decorator that type checkers
+    # cannot follow.
+
+    def reorder_incremental_state(
+        self, incremental_state: Optional[IncrementalState], new_order: Tensor
+    ) -> Optional[IncrementalState]:
+        """Keep the hypotheses `new_order` `[new batch]` of the cache (beam search)."""
+        buffer = self._get_input_buffer(incremental_state)
+        if not buffer or incremental_state is None:
+            return incremental_state
+        reordered = {
+            name: None if tensor is None else tensor.index_select(0, new_order)
+            for name, tensor in buffer.items()
+        }
+        return self._set_input_buffer(incremental_state, reordered)
+
+    def _get_input_buffer(
+        self, incremental_state: Optional[IncrementalState]
+    ) -> Dict[str, Optional[Tensor]]:
+        state = self.get_incremental_state(incremental_state, "attn_state")  # type: ignore[attr-defined]
+        return {} if state is None else state
+
+    def _set_input_buffer(
+        self, incremental_state: IncrementalState, buffer: Dict[str, Optional[Tensor]]
+    ) -> IncrementalState:
+        return self.set_incremental_state(  # type: ignore[attr-defined]
+            incremental_state, "attn_state", buffer
+        )

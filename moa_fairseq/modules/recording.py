@@ -1,0 +1,67 @@
+"""The one way in which routings leave a model: open `record_routings` around a forward pass."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import Any, Callable, Iterator, List, NamedTuple
+
+from torch import nn
+
+from .moa_attention import MixtureOfAttentionHeads
+from .routing import Routing
+
+
+class RecordedRouting(NamedTuple):
+    """A routing and where it came from.
+
+    Attributes:
+        name: the attention module's name in the model, `decoder.layers.0.encoder_attn`, say.
+        kind: which attention it is, one of `ATTENTION_KINDS`.
+        index: its place among the model's attentions of that kind, counted from 0.
+        routing: tensors of shape `[batch, length, ...]`, attached to the graph.
+    """
+
+    name: str
+    kind: str
+    index: int
+    routing: Routing
+
+
+@contextmanager
+def record_routings(model: nn.Module) -> Iterator[List[RecordedRouting]]:
+    """Collect the routing of every MoA attention that runs inside the `with` block.
+
+    Layers that do not run (LayerDrop) leave no entry; a module that runs twice leaves two.
+    Outside such a block nothing is kept and nothing is paid.
+
+    Yields:
+        a list that grows with each forward pass, in the order in which modules ran.
+    """
+    recorded: List[RecordedRouting] = []
+
+    def hook_for(name: str, kind: str, index: int) -> Callable[[nn.Module, Any, Routing], None]:
+        def hook(_: nn.Module, __: Any, routing: Routing) -> None:
+            recorded.append(RecordedRouting(name, kind, index, routing))
+
+        return hook
+
+    handles = [
+        module.router.register_forward_hook(hook_for(name, module.kind, index))
+        for name, index, module in moa_attentions(model)
+    ]
+    try:
+        yield recorded
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def moa_attentions(model: nn.Module) -> Iterator[tuple[str, int, MixtureOfAttentionHeads]]:
+    """Every MoA attention of a model with its name and its place among those of its kind."""
+    seen: dict[str, int] = {}
+    for name, module in model.named_modules():
+        if isinstance(module, MixtureOfAttentionHeads):
+            index = seen.get(module.kind, 0)
+            seen[module.kind] = index + 1
+            # Data-parallel wrappers put their own prefix before the model's names.
+            yield name.replace("module.", ""), index, module

