@@ -4,6 +4,7 @@ This folder is both the `--user-dir` of fairseq's commands and the installed pac
 it registers the models and criterions; a second import does nothing.
 """
 
+# isort: off
 from . import compat  # noqa: F401  (first: it says what to install where fairseq is missing)
 from . import criterions, models  # noqa: F401
 

@@ -38,7 +38,9 @@ def allow_fairseq_checkpoints() -> None:
     if not hasattr(torch.serialization, "add_safe_globals"):
         return  # torch < 2.4 has no such list, and < 2.6 does not need it
     multiarray = importlib.import_module(
-        "numpy._core.multiarray" if importlib.util.find_spec("numpy._core") else "numpy.core.multiarray"
+        "numpy._core.multiarray"
+        if importlib.util.find_spec("numpy._core")
+        else "numpy.core.multiarray"
     )
     numpy_dtypes = [type(np.dtype(name)) for name in ("float32", "float64", "int32", "int64")]
     torch.serialization.add_safe_globals(
@@ -74,7 +76,7 @@ def keep_every_sentence() -> None:
         # Batches follow the order of the indices, so what is missing is the end. With fixed
         # shapes nothing was dropped, and nothing is missing.
         missing = indices[sum(len(batch) for batch in batches) :]
-        return batches + [missing] if len(missing) > 0 else batches
+        return [*batches, missing] if len(missing) > 0 else batches
 
     batch_by_size.keeps_every_sentence = True  # type: ignore[attr-defined]
     data_utils.batch_by_size = batch_by_size
@@ -126,7 +128,7 @@ def checkpoint_layer(layer: nn.Module, offload: bool = False) -> nn.Module:
             **{name: _to_device(value, "cpu") for name, value in kwargs.items()},
         )
 
-    layer.forward = checkpointed  # type: ignore[method-assign]
+    layer.forward = checkpointed
     return layer
 
 

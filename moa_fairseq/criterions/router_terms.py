@@ -51,7 +51,7 @@ def router_loss(
     """
     losses: List[Tensor] = []
     statistics: Dict[str, Tensor] = {}
-    for _, kind, index, routing in recorded:
+    for _, kind, position, routing in recorded:
         padding = padding_masks[kind]
         losses.append(
             torch.stack(
@@ -66,7 +66,7 @@ def router_loss(
             # Leading underscores keep these sums off the console and out of TensorBoard.
             counts = expert_counts(routing, padding)
             tokens = (~padding).sum().float()
-            _add(statistics, f"_load_{kind}_{index}", counts)
+            _add(statistics, f"_load_{kind}_{position}", counts)
             _add(statistics, f"_entropy_{kind}", routing_entropy(routing, padding))
             _add(statistics, f"_tokens_{kind}", tokens)
     stacked = torch.stack(losses)  # [modules, 3]
@@ -104,7 +104,9 @@ def log_router_metrics(logging_outputs: Sequence[Dict[str, Any]]) -> None:
             # Weight 1 makes the meter's sum the sum of the values.
             metrics.log_scalar(name, total(name), weight=1)
         label = kind.replace("-", "_")
-        metrics.log_derived(f"load_cv_{label}", _load_statistic(kind, load_coefficient_of_variation))
+        metrics.log_derived(
+            f"load_cv_{label}", _load_statistic(kind, load_coefficient_of_variation)
+        )
         metrics.log_derived(f"unused_experts_{label}", _load_statistic(kind, _share_unused))
         metrics.log_derived(f"routing_entropy_{label}", _mean_entropy(kind))
 

@@ -97,9 +97,7 @@ class MoATransformerConfig(FlatTransformerConfig):  # type: ignore[misc, valid-t
     )
     heads_per_expert: int = field(
         default=1,
-        metadata={
-            "help": "H: attention heads in each expert; the experts share H key/value heads"
-        },
+        metadata={"help": "H: attention heads in each expert; the experts share H key/value heads"},
     )
     gate_normalization: ChoiceEnum(GATE_NORMALIZATIONS) = field(  # type: ignore[valid-type]
         default="detached",

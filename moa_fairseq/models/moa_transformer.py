@@ -53,7 +53,7 @@ class MoATransformerModel(TransformerModelBase):
     @classmethod
     def add_args(cls, parser: Any) -> None:
         # Without defaults: they come from the config class of the chosen architecture.
-        config_class = getattr(cls, "__dataclass")  # noqa: B009  (fairseq's name for it)
+        config_class = getattr(cls, "__dataclass")
         gen_parser_from_dataclass(parser, config_class(), delete_default=True)
 
     @classmethod

@@ -102,7 +102,9 @@ class ExpertLinear(nn.Module):
         num_tokens, num_selected = plan.indices.shape
         if plan.order is None or plan.counts is None:
             stacked = weight.transpose(0, 1).reshape(in_features, -1)  # [in, E*out]
-            projected = (tokens @ stacked).view(num_tokens, num_experts, out_features)  # [N, E, out]
+            projected = (tokens @ stacked).view(
+                num_tokens, num_experts, out_features
+            )  # [N, E, out]
             return projected if self.bias is None else projected + self.bias
         grouped = tokens.index_select(0, plan.order // num_selected)  # [M, in]
         projected = _multiply_groups(grouped, weight, self.bias, plan.counts)  # [M, out]
@@ -131,7 +133,9 @@ class ExpertLinear(nn.Module):
             stacked = weight.view(num_experts * in_features, out_features)  # [E*in, out]
             combined = scaled.reshape(num_tokens, -1) @ stacked  # [N, E*in] -> [N, out]
             return combined if self.bias is None else combined + gates @ self.bias.to(gates.dtype)
-        grouped = scaled.reshape(-1, in_features).index_select(0, plan.order)  # [N*K, in] -> [M, in]
+        grouped = scaled.reshape(-1, in_features).index_select(
+            0, plan.order
+        )  # [N*K, in] -> [M, in]
         outputs = _multiply_groups(grouped, weight, None, plan.counts)  # [M, out]
         if self.bias is not None:
             pair_gates = gates.flatten().index_select(0, plan.order)  # [N*K] -> [M]
@@ -163,4 +167,6 @@ def _multiply_groups(
     groups = rows.split(counts)
     if bias is None:
         return torch.cat([group @ matrix for group, matrix in zip(groups, weight)])
-    return torch.cat([torch.addmm(b, group, matrix) for group, matrix, b in zip(groups, weight, bias)])
+    return torch.cat(
+        [torch.addmm(b, group, matrix) for group, matrix, b in zip(groups, weight, bias)]
+    )

@@ -6,7 +6,8 @@ Equations are numbered as in the paper (arXiv 2210.05144, section 3).
 
 from __future__ import annotations
 
-from typing import Dict, Optional, Tuple
+import functools
+from typing import Any, Callable, Dict, Optional, Tuple
 
 import torch
 from fairseq.incremental_decoding_utils import with_incremental_state
@@ -67,7 +68,9 @@ class MixtureOfAttentionHeads(nn.Module):
     ) -> None:
         super().__init__()
         if kind not in ATTENTION_KINDS:
-            raise ValueError(f"unknown attention kind {kind!r}; one of {', '.join(ATTENTION_KINDS)}")
+            raise ValueError(
+                f"unknown attention kind {kind!r}; one of {', '.join(ATTENTION_KINDS)}"
+            )
         self.embed_dim = embed_dim
         self.num_selected = num_selected
         self.num_experts = num_experts
@@ -86,7 +89,13 @@ class MixtureOfAttentionHeads(nn.Module):
         # d products with weights of variance 1/d.
         gate = 1 / num_experts if gate_normalization == "none" else 1 / num_selected
         output_std = 1 / (gate * (num_selected * width) ** 0.5)
-        noise = {"quant_noise": quant_noise_pq, "quant_noise_block_size": quant_noise_block_size}
+        experts = functools.partial(
+            ExpertLinear,
+            num_experts,
+            bias=bias,
+            quant_noise=quant_noise_pq,
+            quant_noise_block_size=quant_noise_block_size,
+        )
         self.router = Router(
             embed_dim,
             num_experts,
@@ -96,10 +105,8 @@ class MixtureOfAttentionHeads(nn.Module):
             sample_topk,
             router_init_std,
         )
-        self.q_experts = ExpertLinear(
-            num_experts, embed_dim, width, bias, (2 * embed_dim) ** -0.5, **noise
-        )
-        self.o_experts = ExpertLinear(num_experts, width, embed_dim, bias, output_std, **noise)
+        self.q_experts = experts(embed_dim, width, init_std=(2 * embed_dim) ** -0.5)
+        self.o_experts = experts(width, embed_dim, init_std=output_std)
         self.k_proj = quant_noise(
             nn.Linear(key_dim, width, bias=bias), quant_noise_pq, quant_noise_block_size
         )
@@ -214,7 +221,7 @@ class MixtureOfAttentionHeads(nn.Module):
             before dropout.
         """
         batch, target_length, num_selected, _ = queries.shape
-        num_heads, source_length, head_dim = keys.shape[1:]
+        num_heads, source_length, _ = keys.shape[1:]
         rows = (queries * self.scaling).view(batch, target_length * num_selected, num_heads, -1)
         rows = rows.transpose(1, 2)  # [batch, H, T*K, D]
         scores = rows @ keys.transpose(2, 3)  # [batch, H, T*K, S]
@@ -222,7 +229,9 @@ class MixtureOfAttentionHeads(nn.Module):
         hidden = torch.finfo(torch.float32).min
         if attn_mask is not None:
             # One row of the mask for each of the K queries of a token.
-            mask = attn_mask.float().clamp(min=hidden).repeat_interleave(num_selected, 0)  # [T*K, S]
+            mask = (
+                attn_mask.float().clamp(min=hidden).repeat_interleave(num_selected, 0)
+            )  # [T*K, S]
             scores = scores + mask
         if key_padding_mask is not None:
             padding = key_padding_mask.bool().view(batch, 1, 1, source_length)
@@ -284,8 +293,9 @@ class MixtureOfAttentionHeads(nn.Module):
         heads = projected.view(length, batch, self.heads_per_expert, self.head_dim)
         return heads.permute(1, 2, 0, 3)  # [S, batch, H, D] -> [batch, H, S, D]
 
-    # fairseq's cache protocol. The base class comes from a decorator that type checkers
-    # cannot follow.
+    # fairseq's cache protocol. The decorator adds these two methods.
+    get_incremental_state: Callable[..., Any]
+    set_incremental_state: Callable[..., Any]
 
     def reorder_incremental_state(
         self, incremental_state: Optional[IncrementalState], new_order: Tensor
@@ -303,12 +313,10 @@ class MixtureOfAttentionHeads(nn.Module):
     def _get_input_buffer(
         self, incremental_state: Optional[IncrementalState]
     ) -> Dict[str, Optional[Tensor]]:
-        state = self.get_incremental_state(incremental_state, "attn_state")  # type: ignore[attr-defined]
+        state = self.get_incremental_state(incremental_state, "attn_state")
         return {} if state is None else state
 
     def _set_input_buffer(
         self, incremental_state: IncrementalState, buffer: Dict[str, Optional[Tensor]]
     ) -> IncrementalState:
-        return self.set_incremental_state(  # type: ignore[attr-defined]
-            incremental_state, "attn_state", buffer
-        )
+        return self.set_incremental_state(incremental_state, "attn_state", buffer)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import contextmanager
 from typing import Any, Callable, Iterator, List, NamedTuple
 
@@ -17,13 +18,13 @@ class RecordedRouting(NamedTuple):
     Attributes:
         name: the attention module's name in the model, `decoder.layers.0.encoder_attn`, say.
         kind: which attention it is, one of `ATTENTION_KINDS`.
-        index: its place among the model's attentions of that kind, counted from 0.
+        position: its place among the model's attentions of that kind, counted from 0.
         routing: tensors of shape `[batch, length, ...]`, attached to the graph.
     """
 
     name: str
     kind: str
-    index: int
+    position: int
     routing: Routing
 
 
@@ -39,15 +40,15 @@ def record_routings(model: nn.Module) -> Iterator[List[RecordedRouting]]:
     """
     recorded: List[RecordedRouting] = []
 
-    def hook_for(name: str, kind: str, index: int) -> Callable[[nn.Module, Any, Routing], None]:
+    def hook_for(name: str, kind: str, position: int) -> Callable[[nn.Module, Any, Routing], None]:
         def hook(_: nn.Module, __: Any, routing: Routing) -> None:
-            recorded.append(RecordedRouting(name, kind, index, routing))
+            recorded.append(RecordedRouting(name, kind, position, routing))
 
         return hook
 
     handles = [
-        module.router.register_forward_hook(hook_for(name, module.kind, index))
-        for name, index, module in moa_attentions(model)
+        module.router.register_forward_hook(hook_for(name, module.kind, position))
+        for name, position, module in moa_attentions(model)
     ]
     try:
         yield recorded
@@ -61,7 +62,7 @@ def moa_attentions(model: nn.Module) -> Iterator[tuple[str, int, MixtureOfAttent
     seen: dict[str, int] = {}
     for name, module in model.named_modules():
         if isinstance(module, MixtureOfAttentionHeads):
-            index = seen.get(module.kind, 0)
-            seen[module.kind] = index + 1
+            position = seen.get(module.kind, 0)
+            seen[module.kind] = position + 1
             # Data-parallel wrappers put their own prefix before the model's names.
-            yield name.replace("module.", ""), index, module
+            yield re.sub(r"^(module\.)+", "", name), position, module

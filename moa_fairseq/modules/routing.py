@@ -155,5 +155,6 @@ def compute_gates(
     if normalization == "detached":
         return selected / selected.sum(dim=-1, keepdim=True).detach()
     raise ValueError(
-        f"unknown gate normalization {normalization!r}; choose from {', '.join(GATE_NORMALIZATIONS)}"
+        f"unknown gate normalization {normalization!r}; "
+        f"choose from {', '.join(GATE_NORMALIZATIONS)}"
     )

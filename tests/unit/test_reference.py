@@ -6,8 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from moa_fairseq.modules.moa_attention import CROSS, DECODER_SELF, ENCODER_SELF
-from moa_fairseq.modules.moa_attention import MixtureOfAttentionHeads
+from moa_fairseq.modules.moa_attention import (
+    CROSS,
+    DECODER_SELF,
+    ENCODER_SELF,
+    MixtureOfAttentionHeads,
+)
 from moa_fairseq.modules.recording import record_routings
 from moa_fairseq.modules.router_losses import (
     cv_squared_loss,
@@ -23,7 +27,9 @@ TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}
 def load(path):
     with np.load(path) as archive:
         return {
-            name: archive[name].item() if archive[name].ndim == 0 else torch.from_numpy(archive[name])
+            name: archive[name].item()
+            if archive[name].ndim == 0
+            else torch.from_numpy(archive[name])
             for name in archive.files
         }
 
@@ -49,7 +55,7 @@ def build(reference):
 
 
 def by_expert(tensor, indices, dim):
-    """Reorder the K slots of `tensor` along `dim` by expert, so that ranks and ties do not matter."""
+    """Reorder the K slots of `tensor` along `dim` by expert, so that ranks do not matter."""
     order = indices.argsort(dim=-1)  # [B, T, K]
     moved = tensor.movedim(dim, 2)  # [B, T, K, ...]
     for _ in range(moved.dim() - 3):
@@ -66,7 +72,9 @@ def test_matches_the_authors_code(path):
     key = reference["key"].clone().requires_grad_() if cross else query
     padding = reference["query_padding_mask"]
     length = query.shape[0]
-    causal = torch.full((length, length), float("-inf")).triu(1) if reference.get("causal") else None
+    causal = (
+        torch.full((length, length), float("-inf")).triu(1) if reference.get("causal") else None
+    )
 
     with record_routings(module) as recorded:
         output, weights = module(
