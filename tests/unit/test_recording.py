@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import numpy
+import pytest
+import torch
+
+from moa_fairseq.modules.moa_attention import ATTENTION_KINDS
+from moa_fairseq.modules.recording import record_routings
+
+from ..toy import toy_model, toy_sample, toy_task
+
+
+def test_records_every_attention_in_order_with_its_place():
+    task = toy_task()
+    model = toy_model(task)
+    sample = toy_sample(task, [3, 5], [4, 2])
+    with record_routings(model) as recorded:
+        model(**sample["net_input"])
+    assert [(entry.name, entry.kind, entry.position) for entry in recorded] == [
+        ("encoder.layers.0.self_attn", "encoder-self", 0),
+        ("encoder.layers.1.self_attn", "encoder-self", 1),
+        ("decoder.layers.0.self_attn", "decoder-self", 0),
+        ("decoder.layers.0.encoder_attn", "cross", 0),
+        ("decoder.layers.1.self_attn", "decoder-self", 1),
+        ("decoder.layers.1.encoder_attn", "cross", 1),
+    ]
+    shapes = {entry.kind: tuple(entry.routing.indices.shape) for entry in recorded}
+    assert shapes == {"encoder-self": (2, 6, 2), "decoder-self": (2, 5, 2), "cross": (2, 5, 2)}
+
+
+def test_nothing_is_recorded_outside_the_block_or_after_an_error():
+    task = toy_task()
+    model = toy_model(task)
+    sample = toy_sample(task, [3], [4])
+    with pytest.raises(RuntimeError, match="stop"), record_routings(model) as recorded:
+        raise RuntimeError("stop")
+    model(**sample["net_input"])
+    assert recorded == []
+
+
+def test_names_are_the_models_own_under_a_data_parallel_wrapper():
+    task = toy_task()
+    model = toy_model(task)
+    wrapped = torch.nn.ModuleDict({"module": model})
+    sample = toy_sample(task, [3], [4])
+    with record_routings(wrapped) as recorded:
+        model(**sample["net_input"])
+    assert recorded[0].name == "encoder.layers.0.self_attn"
+
+
+@pytest.mark.parametrize("modules", [*ATTENTION_KINDS, "encoder-self,cross"])
+def test_other_modules_are_fairseqs_own(modules):
+    task = toy_task()
+    model = toy_model(task, moa_modules=modules)
+    sample = toy_sample(task, [3], [4])
+    with record_routings(model) as recorded:
+        model(**sample["net_input"])
+    assert {entry.kind for entry in recorded} == set(modules.split(","))
+
+
+def router_gradients(sample, task, **options):
+    model = toy_model(task, **options).train()
+    with record_routings(model) as recorded:
+        output, _ = model(**sample["net_input"])
+    # From the routings alone, and from the output alone: both ways must carry a gradient.
+    term = sum(entry.routing.logits.square().sum() for entry in recorded)
+    gradients = {}
+    for name, value in (("routing", term), ("output", output.square().sum())):
+        model.zero_grad()
+        value.backward(retain_graph=True)
+        gradients[name] = {
+            key: parameter.grad.clone()
+            for key, parameter in model.named_parameters()
+            if "router" in key
+        }
+    return gradients
+
+
+@pytest.mark.parametrize("offload", [False, True])
+def test_checkpointed_activations_keep_the_routers_gradient(offload):
+    task = toy_task()
+    sample = toy_sample(task, [3, 5], [4, 2])
+    plain = router_gradients(sample, task)
+    checkpointed = router_gradients(
+        sample, task, checkpoint_activations=True, offload_activations=offload
+    )
+    for kind, gradients in plain.items():
+        assert len(gradients) == 6
+        for name, gradient in gradients.items():
+            assert gradient.abs().max() > 0
+            torch.testing.assert_close(checkpointed[kind][name], gradient)
+
+
+def test_checkpointing_leaves_names_in_the_state_dict_alone():
+    task = toy_task()
+    assert (
+        toy_model(task, checkpoint_activations=True).state_dict().keys()
+        == toy_model(task).state_dict().keys()
+    )
+
+
+def test_dropped_layers_leave_no_entry():
+    task = toy_task()
+    model = toy_model(task, encoder_layers=4, encoder_layerdrop=0.5).train()
+    sample = toy_sample(task, [3], [4])
+    counts = set()
+    for seed in range(8):
+        torch.manual_seed(seed)
+        numpy.random.seed(seed)
+        with record_routings(model) as recorded:
+            model(**sample["net_input"])
+        places = [entry.position for entry in recorded if entry.kind == "encoder-self"]
+        assert places == sorted(places)
+        counts.add(len(places))
+    assert len(counts) > 1
