@@ -4,7 +4,8 @@ Importing this module mends, in the running process:
 
 * checkpoints that fairseq writes and torch >= 2.6 refuses to read (their few classes are
   allowed by name; the check that a checkpoint runs no code stays on);
-* batching that drops the last sentences of a split (fairseq#5036, #5094, #5351).
+* batching that drops the last sentences of a split (fairseq#5036, #5094, #5351);
+* batching that differs between a run and its resumption after the first epoch.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ if importlib.util.find_spec("fairseq") is None:
 
 import numpy as np
 from fairseq.data import data_utils
+from fairseq.tasks import FairseqTask
 
 
 def allow_fairseq_checkpoints() -> None:
@@ -95,6 +97,33 @@ def _keeps_last_batch(batch_by_size: Callable[..., Any]) -> bool:
     return sum(len(batch) for batch in batches) == 3
 
 
+def resume_with_the_same_batches() -> None:
+    """Make a run that resumes in a later epoch go on with the batches that it began with.
+
+    Builds that seed the batching with the epoch in which the iterator is made put sentences into
+    other batches after a resumption, and so train on some of them twice in that epoch and on
+    others not at all. Where batching does not depend on the epoch this changes nothing.
+    """
+    original = FairseqTask.get_batch_iterator
+    if getattr(original, "resumes_with_the_same_batches", False):
+        return
+
+    @functools.wraps(original)
+    def get_batch_iterator(self: Any, dataset: Any, *args: Any, **kwargs: Any) -> Any:
+        epoch = kwargs.get("epoch", 1)
+        reused = self.can_reuse_epoch_itr(dataset) and not (
+            kwargs.get("disable_iterator_cache") or kwargs.get("update_epoch_batch_itr")
+        )
+        if epoch <= 1 or not reused or dataset in self.dataset_to_epoch_iter:
+            return original(self, dataset, *args, **kwargs)
+        iterator = original(self, dataset, *args, **{**kwargs, "epoch": 1})
+        iterator.epoch = epoch
+        return iterator
+
+    get_batch_iterator.resumes_with_the_same_batches = True  # type: ignore[attr-defined]
+    FairseqTask.get_batch_iterator = get_batch_iterator
+
+
 def checkpoint_layer(layer: nn.Module, offload: bool = False) -> nn.Module:
     """Recompute `layer`'s activations in the backward pass instead of keeping them.
 
@@ -138,3 +167,4 @@ def _to_device(value: Any, device: Any) -> Any:
 
 allow_fairseq_checkpoints()
 keep_every_sentence()
+resume_with_the_same_batches()

@@ -1,0 +1,50 @@
+"""Running the real commands, as a user would."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Optional
+
+from ..paths import PACKAGE, ROOT
+
+BIN = Path(sys.executable).parent
+
+
+def run(*command: Any, cwd: Path = ROOT, check: bool = True, stdin: Optional[str] = None) -> Any:
+    """Run a command of this environment; on failure show what it printed."""
+    environment = {**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"}
+    environment.update(OMP_NUM_THREADS="1", MOA_USER_DIR=str(PACKAGE))
+    environment.pop("MOA_VENV", None)
+    result = subprocess.run(
+        [str(part) for part in command],
+        cwd=cwd,
+        env=environment,
+        input=stdin,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if check and result.returncode != 0:
+        raise AssertionError(f"{command} failed:\n{result.stdout[-3000:]}\n{result.stderr[-3000:]}")
+    return result
+
+
+def script(name: str, *arguments: Any, **keywords: Any) -> Any:
+    return run("bash", ROOT / "scripts" / name, *arguments, **keywords)
+
+
+def train_losses(log: str) -> list[str]:
+    """The training loss at each logged update, as printed."""
+    return re.findall(r"train_inner \| .*? loss=([0-9.]+),", log)
+
+
+def hypotheses(log: str) -> dict[int, tuple[str, str]]:
+    """Sentence number to (score, pieces) of the best hypothesis in fairseq-generate's output."""
+    found: dict[int, tuple[str, str]] = {}
+    for number, score, pieces in re.findall(r"^H-(\d+)\t(\S+)\t(.*)$", log, re.M):
+        found.setdefault(int(number), (score, pieces))
+    return found

@@ -1,0 +1,223 @@
+"""Text to score through the real commands, and what must hold on the way."""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+
+import pytest
+import torch
+
+from moa_fairseq.checkpoints import load_checkpoint
+from moa_fairseq.models.moa_transformer import MoATransformerModel
+
+from ..paths import PACKAGE
+from .commands import hypotheses, run, script, train_losses
+from .conftest import SMALL
+
+
+def generate(folder, path, *options):
+    return run(
+        *("fairseq-generate", folder / "prepared/data", "--user-dir", PACKAGE, "--cpu"),
+        *("--path", path, "--beam", "4", "--gen-subset", "test", *options),
+    ).stdout
+
+
+def test_preparing_again_does_nothing(toy):
+    data = toy / "prepared/data/train.en-de.en.bin"
+    before = data.stat().st_mtime_ns
+    result = script(
+        "prepare.sh",
+        *("--source-lang", "en", "--target-lang", "de", "--vocab-size", "60"),
+        *("--train", toy / "train", "--valid", toy / "valid", "--test", toy / "test"),
+        *("--out", toy / "prepared"),
+    )
+    assert "up to date" in result.stderr
+    assert data.stat().st_mtime_ns == before
+
+
+METRICS = [
+    "router_loss",
+    "load_balance_loss",
+    "router_z_loss",
+    "load_cv_squared_loss",
+    *(
+        f"{statistic}_{kind}"
+        for statistic in ("load_cv", "unused_experts", "routing_entropy")
+        for kind in ("encoder_self", "decoder_self", "cross")
+    ),
+]
+
+
+def test_training_learns_and_logs_router_metrics_on_the_console(trained):
+    log = (trained / "train1.log").read_text(encoding="utf-8")
+    losses = re.findall(r"valid on 'valid' subset \| loss ([0-9.]+)", log)
+    assert len(losses) == 16
+    assert float(losses[-1]) < 0.5 * float(losses[0])
+    for line in ("train_inner |", "| train | epoch 016", "valid on 'valid' subset"):
+        shown = next(text for text in reversed(log.splitlines()) if line in text)
+        missing = [name for name in METRICS if not re.search(rf"\b{name}[ =][0-9.]", shown)]
+        assert not missing, f"{missing} not in {shown}"
+
+
+def tensorboard_tags(folder):
+    from tensorboardX.proto.event_pb2 import Event
+
+    tags = set()
+    for path in folder.rglob("events*"):
+        data, position = path.read_bytes(), 0
+        while position < len(data):
+            (length,) = struct.unpack_from("<Q", data, position)
+            event = Event.FromString(data[position + 12 : position + 12 + length])
+            tags.update(value.tag for value in event.summary.value)
+            position += 12 + length + 4
+    return tags
+
+
+def test_tensorboard_has_the_router_metrics_and_no_hidden_ones(trained):
+    for split in ("train", "train_inner", "valid"):
+        tags = tensorboard_tags(trained / "tensorboard1" / split)
+        assert set(METRICS) <= tags
+        assert not [tag for tag in tags if tag.startswith("_")]
+
+
+def test_evaluate_scores_the_whole_set_with_signatures(trained):
+    result = script(
+        "evaluate.sh",
+        *("--prepared", trained / "prepared", "--save-dir", trained / "checkpoints1"),
+        *("--out", trained / "scores", "--average", "2", "--samples", "3"),
+    )
+    report = json.loads((trained / "scores/test.json").read_text())
+    assert report["sentences"] == 45
+    assert report["bleu"]["score"] > 60
+    assert report["bleu"]["signature"].startswith("nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp")
+    assert report["chrf"]["signature"].startswith("nrefs:1|case:mixed|eff:yes|nc:6|nw:2|space:no")
+    assert result.stdout.count("translation ") == result.stdout.count("reference ") == 3
+    scored = (trained / "scores/test.hypotheses.txt").read_text(encoding="utf-8").splitlines()
+    assert len(scored) == 45
+    assert not any("▁" in line for line in scored)
+
+
+def test_translation_depends_on_neither_batch_size_nor_order(trained):
+    batched = hypotheses(generate(trained, trained / "average.pt", "--batch-size", "32"))
+    single = hypotheses(generate(trained, trained / "average.pt", "--batch-size", "1"))
+    assert batched.keys() == single.keys() == set(range(45))
+    for number, (score, pieces) in batched.items():
+        assert single[number][1] == pieces
+        assert float(single[number][0]) == pytest.approx(float(score), abs=2e-4)
+
+
+@pytest.mark.parametrize("batch_size", [14, 16, 44])
+def test_no_sentence_is_lost_whatever_the_batch_size(trained, batch_size):
+    output = generate(trained, trained / "average.pt", "--batch-size", batch_size)
+    assert hypotheses(output).keys() == set(range(45))
+
+
+def test_ensemble_alignment_and_prefix(trained):
+    one = hypotheses(generate(trained, trained / "average.pt"))
+    both = f"{trained / 'average.pt'}:{trained / 'checkpoints2/checkpoint_best.pt'}"
+    ensemble = hypotheses(generate(trained, both))
+    assert ensemble.keys() == one.keys()
+    assert ensemble != one
+
+    output = generate(trained, trained / "average.pt", "--print-alignment", "--prefix-size", "2")
+    sources = dict(re.findall(r"^S-(\d+)\t(.*)$", output, re.M))
+    targets = dict(re.findall(r"^T-(\d+)\t(.*)$", output, re.M))
+    alignments = dict(re.findall(r"^A-(\d+)\t(.*)$", output, re.M))
+    forced = hypotheses(output)
+    assert alignments.keys() == {str(number) for number in range(45)}
+    for number, (_, pieces) in forced.items():
+        # The hypothesis starts as the reference does, and every piece has a source position.
+        assert pieces.split()[:2] == targets[str(number)].split()[:2]
+        pairs = [tuple(map(int, pair.split("-"))) for pair in alignments[str(number)].split()]
+        length = len(sources[str(number)].split()) + 1
+        assert all(0 <= source < length for source, _ in pairs)
+        assert {target for _, target in pairs} >= set(range(len(pieces.split())))
+
+
+def test_interactive_and_hub_translate_as_generate_does(trained):
+    expected = dict(
+        re.findall(
+            r"^D-(\d+)\t\S+\t(.*)$",
+            generate(
+                trained,
+                trained / "average.pt",
+                *("--bpe", "sentencepiece"),
+                *("--sentencepiece-model", trained / "prepared/sentencepiece.model"),
+            ),
+            re.M,
+        )
+    )
+    lines = (trained / "test.en").read_text(encoding="utf-8").splitlines()[:8]
+    output = run(
+        *("fairseq-interactive", trained / "prepared/data", "--user-dir", PACKAGE, "--cpu"),
+        *("--path", trained / "average.pt", "--beam", "4", "--buffer-size", "8"),
+        *("--bpe", "sentencepiece"),
+        *("--sentencepiece-model", trained / "prepared/sentencepiece.model"),
+        stdin="".join(line + "\n" for line in lines),
+    ).stdout
+    typed = dict(re.findall(r"^D-(\d+)\t\S+\t(.*)$", output, re.M))
+    assert typed == {str(number): expected[str(number)] for number in range(8)}
+
+    hub = MoATransformerModel.from_pretrained(
+        str(trained),
+        "average.pt",
+        data_name_or_path=str(trained / "prepared/data"),
+        bpe="sentencepiece",
+        sentencepiece_model=str(trained / "prepared/sentencepiece.model"),
+    )
+    assert hub.translate(lines, beam=4) == [expected[str(number)] for number in range(8)]
+
+
+def short_run(toy, save_dir, *options):
+    result = script(
+        "train.sh",
+        *("--data", toy / "prepared/data", "--save-dir", save_dir, "--", *SMALL),
+        *("--max-tokens", "1024", "--log-interval", "1", "--dropout", "0.1", *options),
+    )
+    return train_losses(result.stdout + result.stderr)
+
+
+def test_stopping_and_resuming_changes_nothing(toy, tmp_path):
+    whole = short_run(toy, tmp_path / "whole", "--max-update", "60")
+    first = short_run(
+        toy, tmp_path / "parts", "--max-update", "25", "--save-interval-updates", "25"
+    )
+    second = short_run(toy, tmp_path / "parts", "--max-update", "60")
+    assert len(whole) == 60
+    assert first + second == whole
+    ends = [load_checkpoint(tmp_path / f"{name}/checkpoint_last.pt") for name in ("whole", "parts")]
+    for name, parameter in ends[0]["model"].items():
+        assert torch.equal(parameter, ends[1]["model"][name]), name
+
+
+def test_hydra_and_argparse_give_the_same_losses(toy, tmp_path):
+    argparse = short_run(toy, tmp_path / "argparse", "--max-update", "6")
+    result = run(
+        *("fairseq-hydra-train", "--config-dir", "configs"),
+        *("--config-name", "moa_transformer_tiny", "common.cpu=true", "common.log_interval=1"),
+        *(f"task.data={toy / 'prepared/data'}", f"checkpoint.save_dir={tmp_path / 'hydra'}"),
+        *("model.encoder_embed_dim=64", "model.encoder_ffn_embed_dim=128"),
+        *("model.encoder_layers=1", "model.decoder_layers=1", "model.dropout=0.1"),
+        *("dataset.max_tokens=1024", "optimization.max_update=6"),
+    )
+    hydra = train_losses(result.stdout + result.stderr)
+    assert len(argparse) == 6
+    assert hydra == argparse
+    state = load_checkpoint(tmp_path / "hydra/checkpoint_last.pt")
+    assert state["cfg"]["model"]["_name"] == "moa_transformer_tiny"
+    assert state["cfg"]["model"]["head_dim"] == 32
+
+
+def test_the_same_seed_gives_the_same_checkpoint(toy, tmp_path):
+    runs = [short_run(toy, tmp_path / str(n), "--max-update", "5") for n in range(2)]
+    other = short_run(toy, tmp_path / "other", "--max-update", "5", "--seed", "2")
+    assert runs[0] == runs[1] != other
+
+
+def test_router_weights_are_criterion_flags(toy, tmp_path):
+    plain = short_run(toy, tmp_path / "plain", "--max-update", "12")
+    heavy = short_run(toy, tmp_path / "heavy", "--max-update", "12", "--load-balance-weight", "5")
+    assert plain[0] == heavy[0]  # the loss that is shown is without router terms
+    assert plain != heavy
