@@ -179,45 +179,49 @@ def short_run(toy, save_dir, *options):
     return train_losses(result.stdout + result.stderr)
 
 
-def test_stopping_and_resuming_changes_nothing(toy, tmp_path):
-    whole = short_run(toy, tmp_path / "whole", "--max-update", "60")
-    first = short_run(
-        toy, tmp_path / "parts", "--max-update", "25", "--save-interval-updates", "25"
-    )
-    second = short_run(toy, tmp_path / "parts", "--max-update", "60")
-    assert len(whole) == 60
+@pytest.fixture(scope="module")
+def whole_run(toy, tmp_path_factory):
+    """Losses and folder of an uninterrupted run of forty updates, a little over two epochs."""
+    save_dir = tmp_path_factory.mktemp("whole")
+    losses = short_run(toy, save_dir, "--max-update", "40")
+    assert len(losses) == 40
+    return losses, save_dir
+
+
+def test_stopping_and_resuming_changes_nothing(toy, whole_run, tmp_path):
+    whole, whole_dir = whole_run
+    # Stopped within the second epoch, where the order of batches has changed once.
+    first = short_run(toy, tmp_path, "--max-update", "25")
+    second = short_run(toy, tmp_path, "--max-update", "40")
     assert first + second == whole
-    ends = [load_checkpoint(tmp_path / f"{name}/checkpoint_last.pt") for name in ("whole", "parts")]
+    ends = [load_checkpoint(folder / "checkpoint_last.pt") for folder in (whole_dir, tmp_path)]
     for name, parameter in ends[0]["model"].items():
         assert torch.equal(parameter, ends[1]["model"][name]), name
 
 
-def test_hydra_and_argparse_give_the_same_losses(toy, tmp_path):
-    argparse = short_run(toy, tmp_path / "argparse", "--max-update", "6")
+def test_hydra_and_argparse_give_the_same_losses(toy, whole_run, tmp_path):
     result = run(
         *("fairseq-hydra-train", "--config-dir", "configs"),
         *("--config-name", "moa_transformer_tiny", "common.cpu=true", "common.log_interval=1"),
-        *(f"task.data={toy / 'prepared/data'}", f"checkpoint.save_dir={tmp_path / 'hydra'}"),
-        *("model.encoder_embed_dim=64", "model.encoder_ffn_embed_dim=128"),
-        *("model.encoder_layers=1", "model.decoder_layers=1", "model.dropout=0.1"),
+        *(f"task.data={toy / 'prepared/data'}", f"checkpoint.save_dir={tmp_path}"),
+        # A plus before options of the model that the file does not name.
+        *("+model.encoder_embed_dim=64", "+model.encoder_ffn_embed_dim=128"),
+        *("+model.encoder_layers=1", "+model.decoder_layers=1", "model.dropout=0.1"),
         *("dataset.max_tokens=1024", "optimization.max_update=6"),
     )
-    hydra = train_losses(result.stdout + result.stderr)
-    assert len(argparse) == 6
-    assert hydra == argparse
-    state = load_checkpoint(tmp_path / "hydra/checkpoint_last.pt")
+    assert train_losses(result.stdout + result.stderr) == whole_run[0][:6]
+    state = load_checkpoint(tmp_path / "checkpoint_last.pt")
     assert state["cfg"]["model"]["_name"] == "moa_transformer_tiny"
     assert state["cfg"]["model"]["head_dim"] == 32
 
 
-def test_the_same_seed_gives_the_same_checkpoint(toy, tmp_path):
-    runs = [short_run(toy, tmp_path / str(n), "--max-update", "5") for n in range(2)]
-    other = short_run(toy, tmp_path / "other", "--max-update", "5", "--seed", "2")
-    assert runs[0] == runs[1] != other
-
-
-def test_router_weights_are_criterion_flags(toy, tmp_path):
-    plain = short_run(toy, tmp_path / "plain", "--max-update", "12")
+def test_seed_and_router_weights_decide_the_losses(toy, whole_run, tmp_path):
+    whole, _ = whole_run
+    again = short_run(toy, tmp_path / "again", "--max-update", "12")
+    other_seed = short_run(toy, tmp_path / "seed", "--max-update", "2", "--seed", "2")
     heavy = short_run(toy, tmp_path / "heavy", "--max-update", "12", "--load-balance-weight", "5")
-    assert plain[0] == heavy[0]  # the loss that is shown is without router terms
-    assert plain != heavy
+    assert again == whole[:12]
+    assert other_seed != whole[:2]
+    # The loss that is shown is without router terms, so the first one does not change.
+    assert heavy[0] == whole[0]
+    assert heavy != whole[:12]
