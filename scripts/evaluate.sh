@@ -57,13 +57,19 @@ moa-average-checkpoints --inputs "$save_dir" --num-epoch-checkpoints "$average" 
 device=()
 python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' || device=(--cpu)
 generated="$out/$subset.generate.txt"
-fairseq-generate "$prepared/data" --user-dir "$(moa-user-dir)" \
-  --source-lang "$source_lang" --target-lang "$target_lang" --gen-subset "$subset" \
-  --path "$checkpoint" --beam "$beam" --lenpen "$lenpen" --max-tokens 4096 \
-  --bpe sentencepiece --sentencepiece-model "$prepared/sentencepiece.model" \
-  "${device[@]}" "$@" >"$generated.partial" 2>"$out/$subset.generate.log" ||
-  die "fairseq-generate failed: $(tail -n 1 -- "$out/$subset.generate.log")"
-mv -- "$generated.partial" "$generated"
+options=(--source-lang "$source_lang" --target-lang "$target_lang" --gen-subset "$subset"
+  --beam "$beam" --lenpen "$lenpen" --max-tokens 4096 "${device[@]}" "$@")
+# The same checkpoint, data and options give the same translations: reuse them.
+key="$(cksum <"$checkpoint") $(cksum <"$prepared/manifest.json") ${options[*]}"
+if [[ ! -f "$generated" || "$(cat -- "$generated.key" 2>/dev/null)" != "$key" ]]; then
+  rm -f -- "$generated.key"
+  fairseq-generate "$prepared/data" --user-dir "$(moa-user-dir)" --path "$checkpoint" \
+    --bpe sentencepiece --sentencepiece-model "$prepared/sentencepiece.model" \
+    "${options[@]}" >"$generated.partial" 2>"$out/$subset.generate.log" ||
+    die "fairseq-generate failed: $(tail -n 1 -- "$out/$subset.generate.log")"
+  mv -- "$generated.partial" "$generated"
+  printf '%s' "$key" >"$generated.key"
+fi
 
 moa-score --generate-output "$generated" --samples "$samples" \
   --source "$prepared/raw/$subset.$source_lang" --reference "$prepared/raw/$subset.$target_lang" \

@@ -7,6 +7,7 @@ source "$(dirname -- "${BASH_SOURCE[0]}")/environment.sh"
 usage() {
   cat <<'HELP'
 usage: quickstart.sh [--pair en-de|en-fr] [--src FILE --tgt FILE] [--out DIR] [--epochs 12]
+                     [--vocab-size 4000]
 
 Sets up an environment, prepares parallel text, trains a small MoA Transformer, averages its last
 checkpoints, translates a held-out test set, and prints ten translations and the sacreBLEU score
@@ -19,11 +20,12 @@ goes on where it was interrupted.
                 the Python package index (Apache-2.0, 50 MB)
   --out DIR     where everything goes (default: work/quickstart-PAIR)
   --epochs N    training epochs (default: 12)
+  --vocab-size N  pieces of the joint SentencePiece model (default: 4000)
 HELP
 }
 
 WHEEL="homeassistant==2025.12.5"
-pair="en-de" src="" tgt="" out="" epochs=12
+pair="en-de" src="" tgt="" out="" epochs=12 vocab_size=4000
 while [[ $# -gt 0 ]]; do
   case "$1" in
     -h | --help) usage; exit ;;
@@ -32,11 +34,12 @@ while [[ $# -gt 0 ]]; do
     --tgt) tgt="${2-}"; shift ;;
     --out) out="${2-}"; shift ;;
     --epochs) epochs="${2-}"; shift ;;
+    --vocab-size) vocab_size="${2-}"; shift ;;
     *) die "unknown option $1; see --help" ;;
   esac
   shift || die "the last option needs a value"
 done
-[[ "$pair" =~ ^[a-z]+-[a-z]+$ ]] || die "--pair $pair: give two language codes, such as en-de"
+[[ "$pair" =~ ^[A-Za-z_]+-[A-Za-z_]+$ ]] || die "--pair $pair: give two language codes, such as en-de"
 source_lang="${pair%-*}" target_lang="${pair#*-}"
 if [[ -z "$src$tgt" ]]; then
   [[ "$pair" == en-de || "$pair" == en-fr ]] ||
@@ -65,7 +68,7 @@ fi
 
 say "preparing text"
 bash "$scripts/prepare.sh" --source-lang "$source_lang" --target-lang "$target_lang" \
-  --vocab-size 4000 --out "$out/prepared" "${text[@]}"
+  --vocab-size "$vocab_size" --out "$out/prepared" "${text[@]}"
 
 say "training for $epochs epochs"
 bash "$scripts/train.sh" --data "$out/prepared/data" --save-dir "$out/checkpoints" -- \
