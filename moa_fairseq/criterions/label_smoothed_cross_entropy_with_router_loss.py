@@ -83,7 +83,7 @@ class LabelSmoothedCrossEntropyWithRouterLoss(LabelSmoothedCrossEntropyCriterion
             loss, sample_size, logging_output = super().forward(model, sample, reduce=reduce)
         if recorded:
             masks = translation_padding_masks(sample, self.padding_idx)
-            router_term, statistics = router_loss(recorded, masks, self.weights)
+            router_term, statistics = router_loss(model, recorded, masks, self.weights)
             if model.training:
                 loss = loss + sample_size * router_term
             for name, value in statistics.items():

@@ -7,10 +7,10 @@ from typing import Any, Dict, List, NamedTuple, Sequence
 
 import torch
 from fairseq.logging import metrics
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..modules.moa_attention import ATTENTION_KINDS, ENCODER_SELF
-from ..modules.recording import RecordedRouting
+from ..modules.recording import RecordedRouting, moa_attentions
 from ..modules.router_losses import (
     cv_squared_loss,
     expert_counts,
@@ -32,6 +32,7 @@ class RouterLossWeights(NamedTuple):
 
 
 def router_loss(
+    model: nn.Module,
     recorded: Sequence[RecordedRouting],
     padding_masks: Dict[str, Tensor],
     weights: RouterLossWeights,
@@ -39,6 +40,7 @@ def router_loss(
     """Σ over MoA modules of (α·load balance + β·z + γ·cv²), equation 7, for one batch.
 
     Args:
+        model: the model that ran.
         recorded: the routings of one forward pass; at least one.
         padding_masks: `[batch, length]` bool by attention kind, true where a query is padding.
         weights: α, β, γ.
@@ -50,7 +52,7 @@ def router_loss(
         are multiplied by the sample size.
     """
     losses: List[Tensor] = []
-    statistics: Dict[str, Tensor] = {}
+    statistics = _zero_statistics(model)
     for _, kind, position, routing in recorded:
         padding = padding_masks[kind]
         losses.append(
@@ -66,17 +68,25 @@ def router_loss(
             # Leading underscores keep these sums off the console and out of TensorBoard.
             counts = expert_counts(routing, padding)
             tokens = (~padding).sum().float()
-            _add(statistics, f"_load_{kind}_{position}", counts)
-            _add(statistics, f"_entropy_{kind}", routing_entropy(routing, padding))
-            _add(statistics, f"_tokens_{kind}", tokens)
+            statistics[f"_load_{kind}_{position}"] += counts
+            statistics[f"_entropy_{kind}"] += routing_entropy(routing, padding)
+            statistics[f"_tokens_{kind}"] += tokens
     stacked = torch.stack(losses)  # [modules, 3]
     total = (stacked.sum(dim=0) * stacked.new_tensor(weights)).sum()
     means = dict(zip(LOSS_NAMES, stacked.detach().mean(dim=0).unbind()))
     return total, {"router_loss": total.detach(), **means, **statistics}
 
 
-def _add(sums: Dict[str, Tensor], name: str, value: Tensor) -> None:
-    sums[name] = sums[name] + value if name in sums else value
+def _zero_statistics(model: nn.Module) -> Dict[str, Tensor]:
+    """A zero for every sum, since workers whose layers were dropped must send the same names."""
+    zeros: Dict[str, Tensor] = {}
+    for _, position, module in moa_attentions(model):
+        weight = module.router.weight
+        scalar = torch.zeros((), device=weight.device)
+        zeros[f"_load_{module.kind}_{position}"] = scalar.new_zeros(module.num_experts)
+        zeros[f"_entropy_{module.kind}"] = scalar.clone()
+        zeros[f"_tokens_{module.kind}"] = scalar.clone()
+    return zeros
 
 
 def log_router_metrics(logging_outputs: Sequence[Dict[str, Any]]) -> None:
@@ -104,6 +114,7 @@ def log_router_metrics(logging_outputs: Sequence[Dict[str, Any]]) -> None:
             # Weight 1 makes the meter's sum the sum of the values.
             metrics.log_scalar(name, total(name), weight=1)
         label = kind.replace("-", "_")
+        # Layers without a single token (LayerDrop) count for nothing.
         metrics.log_derived(
             f"load_cv_{label}", _load_statistic(kind, load_coefficient_of_variation)
         )
@@ -114,7 +125,8 @@ def log_router_metrics(logging_outputs: Sequence[Dict[str, Any]]) -> None:
 def _load_statistic(kind: str, statistic: Any) -> Any:
     def derive(meters: Dict[str, Any]) -> float:
         names = [name for name in meters if name.startswith(f"_load_{kind}_")]
-        values = [statistic(torch.as_tensor(meters[name].sum).float()) for name in names]
+        counts = [torch.as_tensor(meters[name].sum).float() for name in names]
+        values = [statistic(count) for count in counts if count.any()]
         return round(float(torch.stack(values).mean()), 4) if values else math.nan
 
     return derive

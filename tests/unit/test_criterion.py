@@ -212,3 +212,29 @@ def test_logging_outputs_can_be_summed_across_workers():
 def test_negative_weights_are_refused(weights, flag):
     with pytest.raises(UsageError, match=flag):
         build(toy_task(), *weights)
+
+
+def test_dropped_layers_send_the_same_names_and_count_for_nothing():
+    task = toy_task()
+    sample = toy_sample(task, [3, 5], [4, 2])
+    everything = build(task)(toy_model(task).train(), sample)[2]
+    model = toy_model(task, encoder_layerdrop=0.9, decoder_layerdrop=0.9).train()
+    for seed in range(5):
+        torch.manual_seed(seed)
+        with record_routings(model) as recorded:
+            logged = build(task)(model, sample)[2]
+        if not recorded:
+            continue
+        assert logged.keys() == everything.keys()
+        ran = {(entry.kind, entry.position) for entry in recorded}
+        kinds = {kind for kind, _ in ran}
+        values = reduce([logged]).get_smoothed_values()
+        for name, load in logged.items():
+            if name.startswith("_load"):
+                _, _, kind, position = name.split("_")
+                assert bool(load.any()) == ((kind, int(position)) in ran)
+        for kind in kinds:
+            loads = [logged[f"_load_{k}_{p}"] for k, p in ran if k == kind]
+            unused = sum((load == 0).float().mean().item() for load in loads) / len(loads)
+            key = f"unused_experts_{kind.replace('-', '_')}"
+            assert values[key] == pytest.approx(unused, abs=1e-4)
