@@ -27,6 +27,7 @@ class MoAOptions:
     router_noise: bool
     sample_topk: int
     router_init_std: float
+    output_init_gain: float
     projection_bias: bool
 
 
@@ -122,6 +123,13 @@ class MoATransformerConfig(FlatTransformerConfig):  # type: ignore[misc, valid-t
         default=0.02,
         metadata={"help": "standard deviation of the router's initial weights; positive"},
     )
+    output_init_gain: float = field(
+        default=0.4,
+        metadata={
+            "help": "initial size of the output of MoA attention, relative to that of fairseq's "
+            "attention; positive. Below 1 a post-norm Transformer learns faster at first"
+        },
+    )
     moa_modules: str = field(
         default=",".join(ATTENTION_KINDS),
         metadata={
@@ -182,6 +190,10 @@ def moa_options(flat: Any, transformer: dict) -> MoAOptions:
             f"--router-init-std {flat.router_init_std}: it must be positive, since equal router "
             "weights send every token to the same experts; the default is 0.02"
         )
+    if not flat.output_init_gain > 0:
+        raise UsageError(
+            f"--output-init-gain {flat.output_init_gain}: it must be positive; the default is 0.4"
+        )
     for side, kinds in (("encoder", {ENCODER_SELF}), ("decoder", {DECODER_SELF, CROSS})):
         if kinds.isdisjoint(modules):
             continue
@@ -212,6 +224,7 @@ def moa_options(flat: Any, transformer: dict) -> MoAOptions:
         router_noise=bool(flat.router_noise),
         sample_topk=int(flat.sample_topk),
         router_init_std=float(flat.router_init_std),
+        output_init_gain=float(flat.output_init_gain),
         projection_bias=bool(flat.projection_bias),
     )
 

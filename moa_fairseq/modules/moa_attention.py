@@ -33,6 +33,7 @@ class MixtureOfAttentionHeads(nn.Module):
 
     Every expert has its own query and output projection. Keys and values are projected once
     and shared by all experts (H = 1), or once for each of the H heads that every expert has.
+    The output projection W_i^o of an expert is `output_scale` times `o_experts.weight[i]`.
 
     Args:
         embed_dim: d, size of queries and of the output.
@@ -45,6 +46,7 @@ class MixtureOfAttentionHeads(nn.Module):
         dropout: probability of dropping an attention weight.
         bias: whether the four projections have biases.
         gate_normalization, router_noise, sample_topk, router_init_std: see :class:`Router`.
+        output_init_gain: initial size of the output, relative to that of fairseq's attention.
         quant_noise_pq, quant_noise_block_size: fairseq's quantization noise.
     """
 
@@ -63,6 +65,7 @@ class MixtureOfAttentionHeads(nn.Module):
         router_noise: bool = False,
         sample_topk: int = 0,
         router_init_std: float = 0.02,
+        output_init_gain: float = 0.4,
         quant_noise_pq: float = 0.0,
         quant_noise_block_size: int = 8,
     ) -> None:
@@ -83,12 +86,13 @@ class MixtureOfAttentionHeads(nn.Module):
 
         key_dim = embed_dim if key_dim is None else key_dim
         width = heads_per_expert * head_dim
-        # Queries, keys and values start with the variance of fairseq's attention, 1/(2d) for
-        # its weights. The output does too: it sums K·D products of variance w²·σ², where the
-        # gate w is about 1/K (1/E where gates are plain probabilities), and fairseq's has
-        # d products with weights of variance 1/d.
-        gate = 1 / num_experts if gate_normalization == "none" else 1 / num_selected
-        output_std = 1 / (gate * (num_selected * width) ** 0.5)
+        # Gates are about 1/K (1/E where they are plain probabilities), so output projections
+        # must be that much larger than fairseq's. They are stored divided by it: Adam's steps
+        # do not know the size of a weight, and would move a large one too slowly.
+        self.output_scale = num_experts if gate_normalization == "none" else num_selected
+        # Queries, keys and values start with the weights' variance of fairseq's attention,
+        # 1/(2d). The output sums K·H·D products, where fairseq's sums d of variance 1/d.
+        output_std = output_init_gain / (num_selected * width) ** 0.5
         experts = functools.partial(
             ExpertLinear,
             num_experts,
@@ -189,7 +193,7 @@ class MixtureOfAttentionHeads(nn.Module):
         heads, weights = self._attend(queries, keys, values, key_padding_mask, attn_mask)
         output = self.o_experts.combine_heads(
             heads.flatten(0, 1),  # [batch*T, K, H*D]
-            gates.flatten(0, 1),  # [batch*T, K]
+            gates.flatten(0, 1) * self.output_scale,  # [batch*T, K]
             plan,
         )
         output = output.view(batch, target_length, self.embed_dim).transpose(0, 1)  # [T, batch, d]

@@ -69,6 +69,7 @@ def build_moa_attention(
         router_noise=cfg.moa.router_noise,
         sample_topk=cfg.moa.sample_topk,
         router_init_std=cfg.moa.router_init_std,
+        output_init_gain=cfg.moa.output_init_gain,
         quant_noise_pq=cfg.quant_noise.pq,
         quant_noise_block_size=cfg.quant_noise.pq_block_size,
     )

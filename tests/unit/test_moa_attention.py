@@ -78,7 +78,8 @@ def slow_attention(module, query, key, padding=None, causal=False):
                 output = torch.cat(head_outputs) @ module.o_experts.weight[expert]
                 if module.o_experts.bias is not None:
                     output = output + module.o_experts.bias[expert]
-                total = total + gate.to(output.dtype) * output
+                # W_i^o, and its bias, are stored divided by the scale.
+                total = total + gate.to(output.dtype) * module.output_scale * output
             outputs[position, row] = total
     return outputs
 
@@ -240,7 +241,12 @@ def test_fresh_output_has_the_size_of_fairseqs_attention(
     query = torch.randn(20, 8, 512)
     stock = MultiheadAttention(512, 8, self_attention=True)
     module = MixtureOfAttentionHeads(
-        512, selected, experts, head_dim, gate_normalization=normalization
+        512,
+        selected,
+        experts,
+        head_dim,
+        gate_normalization=normalization,
+        output_init_gain=1.0,
     )
     with torch.no_grad():
         expected = stock(query, query, query)[0].std()

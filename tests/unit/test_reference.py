@@ -48,7 +48,7 @@ def build(reference):
     with torch.no_grad():
         module.router.weight.copy_(reference["gate"])
         module.q_experts.weight.copy_(reference["q_experts"])
-        module.o_experts.weight.copy_(reference["o_experts"])
+        module.o_experts.weight.copy_(reference["o_experts"] / module.output_scale)
         module.k_proj.weight.copy_(reference["k_proj"])
         module.v_proj.weight.copy_(reference["v_proj"])
     return module
@@ -129,7 +129,7 @@ def test_matches_the_authors_code(path):
         "query": query.grad,
         "gate": module.router.weight.grad,
         "q_experts": module.q_experts.weight.grad,
-        "o_experts": module.o_experts.weight.grad,
+        "o_experts": module.o_experts.weight.grad / module.output_scale,
         "k_proj": module.k_proj.weight.grad,
         "v_proj": module.v_proj.weight.grad,
     }
