@@ -18,7 +18,7 @@ from .files import write_lines
 
 # Shares of the components, in percent, that are held out whole.
 VALID_PERCENT = 4
-TEST_PERCENT = 5
+TEST_PERCENT = 7
 
 
 def extract(wheel: Path, source_lang: str, target_lang: str, out: Path) -> Dict[str, int]:
