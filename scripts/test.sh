@@ -23,4 +23,8 @@ ruff check .
 ruff format --check .
 mypy
 shellcheck -x scripts/*.sh .ci/run
-python -m pytest -n 2 "${@:--m}" "${@:-not slow}"
+if [[ $# -eq 0 ]]; then
+  set -- -m "not slow"
+fi
+# A file's tests share what they trained, so they stay on one worker.
+python -m pytest -n 2 --dist loadfile "$@"

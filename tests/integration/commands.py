@@ -48,3 +48,11 @@ def hypotheses(log: str) -> dict[int, tuple[str, str]]:
     for number, score, pieces in re.findall(r"^H-(\d+)\t(\S+)\t(.*)$", log, re.M):
         found.setdefault(int(number), (score, pieces))
     return found
+
+
+def last_line(result: Any) -> str:
+    """What a failed command says last; no traceback may come before it."""
+    assert result.returncode != 0
+    text = result.stderr + result.stdout
+    assert "Traceback" not in text, text[-2000:]
+    return (result.stderr.strip() or result.stdout.strip()).splitlines()[-1]

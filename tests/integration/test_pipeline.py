@@ -13,7 +13,7 @@ from moa_fairseq.checkpoints import load_checkpoint
 from moa_fairseq.models.moa_transformer import MoATransformerModel
 
 from ..paths import PACKAGE
-from .commands import hypotheses, run, script, train_losses
+from .commands import hypotheses, last_line, run, script, train_losses
 from .conftest import SMALL
 
 
@@ -97,6 +97,14 @@ def test_evaluate_scores_the_whole_set_with_signatures(trained):
     scored = (trained / "scores/test.hypotheses.txt").read_text(encoding="utf-8").splitlines()
     assert len(scored) == 45
     assert not any("▁" in line for line in scored)
+
+
+def test_evaluate_refuses_another_subset_and_too_few_checkpoints(trained, tmp_path):
+    arguments = ["--prepared", trained / "prepared", "--save-dir", trained / "checkpoints1"]
+    result = script("evaluate.sh", *arguments, "--out", tmp_path, "--subset", "test9", check=False)
+    assert "--subset test9" in last_line(result)
+    result = script("evaluate.sh", *arguments, "--out", tmp_path, "--average", "50", check=False)
+    assert "has 2 epoch checkpoints, 50 were asked for" in last_line(result)
 
 
 def test_translation_depends_on_neither_batch_size_nor_order(trained):

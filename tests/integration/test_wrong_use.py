@@ -5,15 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ..paths import PACKAGE, ROOT
-from .commands import run, script
+from .commands import last_line, run, script
 from .conftest import SMALL, sentences, write_pairs
-
-
-def last_line(result):
-    assert result.returncode != 0
-    text = result.stderr + result.stdout
-    assert "Traceback" not in text, text[-2000:]
-    return (result.stderr.strip() or result.stdout.strip()).splitlines()[-1]
 
 
 @pytest.fixture(scope="module")
@@ -104,14 +97,6 @@ def test_every_script_has_help(name):
         pytest.skip("sourced by the others")
     result = script(name, "--help")
     assert result.stdout.startswith(f"usage: {name}")
-
-
-def test_evaluate_refuses_another_subset_and_too_few_checkpoints(trained, tmp_path):
-    arguments = ["--prepared", trained / "prepared", "--save-dir", trained / "checkpoints1"]
-    result = script("evaluate.sh", *arguments, "--out", tmp_path, "--subset", "test9", check=False)
-    assert "--subset test9" in last_line(result)
-    result = script("evaluate.sh", *arguments, "--out", tmp_path, "--average", "50", check=False)
-    assert "has 2 epoch checkpoints, 50 were asked for" in last_line(result)
 
 
 def test_score_refuses_another_length(tmp_path):
