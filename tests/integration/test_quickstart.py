@@ -57,5 +57,5 @@ def test_killed_at_any_moment_the_next_run_goes_on(tmp_path):
     result = subprocess.run(arguments, env=environment, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr[-2000:]
     report = json.loads((tmp_path / "out/scores/test.json").read_text())
-    assert report["sentences"] == 149 or report["sentences"] == 150
+    assert report["sentences"] == 150
     assert "tok:13a" in result.stdout
