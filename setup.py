@@ -21,7 +21,7 @@ setup(
     python_requires=">=3.9",
     packages=find_packages(include=["moa_fairseq", "moa_fairseq.*"]),
     install_requires=[
-        "torch>=2.1",
+        "torch>=2.6",
         "hydra-core",
         "numpy",
         "sacrebleu>=2.3",

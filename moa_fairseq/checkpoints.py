@@ -20,6 +20,15 @@ EPOCH_NAME = re.compile(r"checkpoint(\d+)\.pt")
 UPDATE_NAME = re.compile(r"checkpoint_\d+_(\d+)\.pt")
 BEST_NAME = re.compile(r"checkpoint\.best_.+?_(-?\d+(?:\.\d+)?)(?:_\d+)?\.pt")
 
+# Options of a model that change how it trains but not what it computes afterwards.
+TRAINING_OPTIONS = {
+    *("dropout", "attention_dropout", "activation_dropout", "relu_dropout"),
+    *("adaptive_softmax_dropout", "encoder_layerdrop", "decoder_layerdrop"),
+    *("quant_noise_pq", "quant_noise_pq_block_size", "quant_noise_scalar"),
+    *("checkpoint_activations", "offload_activations", "min_params_to_wrap"),
+    *("sample_topk", "router_init_std", "output_init_gain"),
+}
+
 
 def load_checkpoint(path: Path) -> Dict[str, Any]:
     """Read a fairseq checkpoint to main memory without running any code that it may hold.
@@ -90,7 +99,8 @@ def find_checkpoints(
 
 
 def _maximizes(state: Dict[str, Any]) -> bool:
-    return bool(state["cfg"]["checkpoint"]["maximize_best_checkpoint_metric"])
+    checkpoint = (state.get("cfg") or {}).get("checkpoint") or {}
+    return bool(checkpoint.get("maximize_best_checkpoint_metric"))
 
 
 def average_checkpoints(paths: Sequence[Path], output: Path) -> None:
@@ -170,5 +180,5 @@ def _check_same_model(
 def _model_options(state: Dict[str, Any]) -> Dict[str, Any]:
     model = (state.get("cfg") or {}).get("model") or state.get("args") or {}
     options = dict(model) if isinstance(model, dict) else vars(model)
-    names = {*MoATransformerConfig.__dataclass_fields__, "_name", "arch"}
+    names = {*MoATransformerConfig.__dataclass_fields__, "_name", "arch"} - TRAINING_OPTIONS
     return {name: value for name, value in options.items() if name in names}

@@ -5,7 +5,8 @@ Importing this module mends, in the running process:
 * checkpoints that fairseq writes and torch >= 2.6 refuses to read (their few classes are
   allowed by name; the check that a checkpoint runs no code stays on);
 * batching that drops the last sentences of a split (fairseq#5036, #5094, #5351);
-* batching that differs between a run and its resumption after the first epoch.
+* batching that differs between a run and its resumption after the first epoch;
+* a copy of a checkpoint that is taken for whole when a kill cut it short.
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ import codecs
 import functools
 import importlib
 import importlib.util
+import os
 from typing import Any, Callable, List, Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 if importlib.util.find_spec("fairseq") is None:
@@ -29,6 +31,7 @@ if importlib.util.find_spec("fairseq") is None:
 
 import numpy as np
 from fairseq.data import data_utils
+from fairseq.file_io import PathManager
 from fairseq.tasks import FairseqTask
 
 
@@ -124,41 +127,55 @@ def resume_with_the_same_batches() -> None:
     FairseqTask.get_batch_iterator = get_batch_iterator
 
 
-def checkpoint_layer(layer: nn.Module, offload: bool = False) -> nn.Module:
-    """Recompute `layer`'s activations in the backward pass instead of keeping them.
+def copy_whole_files() -> None:
+    """Let fairseq's copy of a checkpoint appear under its name only once it is whole.
 
-    fairseq's own wrapper is re-entrant and silently drops the gradient of whatever leaves the
+    `checkpoint_last.pt` is such a copy, and where the next run goes on.
+    """
+    original = PathManager.copy
+    if getattr(original, "copies_whole_files", False):
+        return
+
+    def copy(src_path: str, dst_path: str, overwrite: bool = False) -> bool:
+        if os.path.exists(dst_path) and not overwrite:
+            return bool(original(src_path, dst_path, overwrite))
+        partial = f"{dst_path}.partial"
+        copied = bool(original(src_path, partial, True))
+        os.replace(partial, dst_path)
+        return copied
+
+    copy.copies_whole_files = True  # type: ignore[attr-defined]
+    PathManager.copy = staticmethod(copy)
+
+
+def recompute(function: Callable[..., Any], offload: bool, *args: Any, **kwargs: Any) -> Any:
+    """Call `function` and compute its activations again in the backward pass, not keep them.
+
+    fairseq's own wrapper is re-entrant and silently drops the gradient of whatever leaves a
     layer other than by its return value, the router's logits among it. This one keeps it.
 
     Args:
-        layer: changed in place, so that names in the state dict stay as they are.
-        offload: keep the layer's inputs in main memory rather than on the device.
+        function: a layer's forward pass; the first argument is a tensor.
+        offload: keep the inputs in main memory rather than on the device.
     """
-    forward = layer.forward
+    if not torch.is_grad_enabled():
+        return function(*args, **kwargs)
+    if not offload:
+        return checkpoint(function, *args, use_reentrant=False, **kwargs)
+    device = args[0].device
 
-    @functools.wraps(forward)
-    def checkpointed(*args: Any, **kwargs: Any) -> Any:
-        if not torch.is_grad_enabled():
-            return forward(*args, **kwargs)
-        if not offload:
-            return checkpoint(forward, *args, use_reentrant=False, **kwargs)
-        device = args[0].device
-
-        def forward_from_host(*host_args: Any, **host_kwargs: Any) -> Any:
-            return forward(
-                *(_to_device(value, device) for value in host_args),
-                **{name: _to_device(value, device) for name, value in host_kwargs.items()},
-            )
-
-        return checkpoint(
-            forward_from_host,
-            *(_to_device(value, "cpu") for value in args),
-            use_reentrant=False,
-            **{name: _to_device(value, "cpu") for name, value in kwargs.items()},
+    def function_from_host(*host_args: Any, **host_kwargs: Any) -> Any:
+        return function(
+            *(_to_device(value, device) for value in host_args),
+            **{name: _to_device(value, device) for name, value in host_kwargs.items()},
         )
 
-    layer.forward = checkpointed
-    return layer
+    return checkpoint(
+        function_from_host,
+        *(_to_device(value, "cpu") for value in args),
+        use_reentrant=False,
+        **{name: _to_device(value, "cpu") for name, value in kwargs.items()},
+    )
 
 
 def _to_device(value: Any, device: Any) -> Any:
@@ -168,3 +185,4 @@ def _to_device(value: Any, device: Any) -> Any:
 allow_fairseq_checkpoints()
 keep_every_sentence()
 resume_with_the_same_batches()
+copy_whole_files()

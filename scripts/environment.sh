@@ -37,12 +37,26 @@ activate_environment() {
   wanted="$(cat -- "$MOA_ROOT/constraints.txt" "$MOA_ROOT/setup.py" | cksum)"
   if [[ "$(cat -- "$venv/.moa-installed" 2>/dev/null)" != "$wanted" ]]; then
     python="$(find_python)"
+    if [[ -n "$(ls -A -- "$venv" 2>/dev/null)" && ! -e "$venv/.moa-environment" ]]; then
+      die "$venv was not made by these scripts; activate it yourself, or name another with MOA_VENV"
+    fi
     say "setting up $venv with $("$python" --version)"
     "$python" -m venv --clear "$venv"
+    : >"$venv/.moa-environment"
     "$venv/bin/python" -m pip install --quiet --constraint "$MOA_ROOT/constraints.txt" \
       torch==2.13.0 --editable "${MOA_ROOT}[fairseq,dev]"
     printf '%s' "$wanted" >"$venv/.moa-installed"
   fi
   # shellcheck disable=SC1091
   source "$venv/bin/activate"
+}
+
+# check_same_data DATA SAVE_DIR: dies where SAVE_DIR holds checkpoints of other data than DATA.
+# Dictionaries of one size would otherwise let a model of other text pass unnoticed.
+check_same_data() {
+  local trained_on
+  trained_on="$(cat -- "$2/.data-checksum" 2>/dev/null || true)"
+  if [[ -n "$trained_on" && "$trained_on" != "$(cat -- "$1/.manifest-checksum" 2>/dev/null)" ]]; then
+    die "$2 holds checkpoints that were trained on other data than $1; choose another folder"
+  fi
 }

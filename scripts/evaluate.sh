@@ -50,6 +50,7 @@ read -r source_lang target_lang < <(
     "$prepared/manifest.json"
 )
 [[ -f "$prepared/raw/$subset.$target_lang" ]] || die "--subset $subset is not in $prepared/raw"
+check_same_data "$prepared/data" "$save_dir"
 mkdir -p -- "$out"
 checkpoint="$save_dir/checkpoint.avg$average.pt"
 moa-average-checkpoints --inputs "$save_dir" --num-epoch-checkpoints "$average" --output "$checkpoint"

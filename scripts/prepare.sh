@@ -38,6 +38,10 @@ while [[ $# -gt 0 ]]; do
   shift
 done
 
+[[ "$out" != *,* ]] || die "--out $out: fairseq-preprocess takes no comma in a path"
+if [[ -e "$out/data" && ! -e "$out/data/.manifest-checksum" ]]; then
+  die "$out/data was not made by this script and would be replaced; choose another --out"
+fi
 activate_environment
 moa-prepare "${arguments[@]}"
 
@@ -46,9 +50,11 @@ digest="$(cksum <"$out/manifest.json")"
 if [[ "$(cat -- "$out/data/.manifest-checksum" 2>/dev/null)" == "$digest" ]]; then
   exit
 fi
-tests=""
-for file in "$out"/pieces/test*."$source_lang"; do
-  tests="${tests:+$tests,}${file%".$source_lang"}"
+# fairseq numbers the test sets by their place in this list.
+tests="" number=""
+while [[ -f "$out/pieces/test$number.$source_lang" ]]; do
+  tests="${tests:+$tests,}$out/pieces/test$number"
+  number=$((number + 1))
 done
 rm -rf -- "$out/data" "$out/data.partial"
 fairseq-preprocess \
@@ -56,8 +62,6 @@ fairseq-preprocess \
   --trainpref "$out/pieces/train" --validpref "$out/pieces/valid" --testpref "$tests" \
   --joined-dictionary --destdir "$out/data.partial" --workers "$(nproc)" >"$out/preprocess.log" 2>&1 ||
   die "fairseq-preprocess failed; its last line: $(tail -n 1 -- "$out/preprocess.log")"
-# The model beside the data, where fairseq looks for it.
-cp -- "$out/sentencepiece.model" "$out/data.partial/sentencepiece.bpe.model"
 printf '%s' "$digest" >"$out/data.partial/.manifest-checksum"
 mv -- "$out/data.partial" "$out/data"
 printf '%s is ready\n' "$out/data" >&2

@@ -76,5 +76,5 @@ bash "$scripts/train.sh" --data "$out/prepared/data" --save-dir "$out/checkpoint
 
 say "translating and scoring the test set"
 bash "$scripts/evaluate.sh" --prepared "$out/prepared" --save-dir "$out/checkpoints" \
-  --out "$out/scores" --samples 10
+  --out "$out/scores" --samples 10 --average "$((epochs < 5 ? epochs : 5))"
 printf '\nscores and translations are in %s\n' "$out/scores"

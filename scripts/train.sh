@@ -9,7 +9,7 @@ usage() {
 usage: train.sh --data DIR --save-dir DIR [--arch ARCH] [-- options of fairseq-train]
 
 Runs fairseq-train with Adam, an inverse square root schedule, label smoothing 0.1 and, for a MoA
-architecture, the router losses. Whatever follows -- comes last and so overrides the recipe.
+architecture, the router losses, for 20 epochs. Whatever follows -- comes last and so overrides the recipe.
 Training that was interrupted goes on from its last checkpoint.
 
   --data DIR       the data/ folder that prepare.sh made
@@ -34,7 +34,13 @@ done
 compgen -G "$data/dict.*.txt" >/dev/null ||
   die "--data $data holds no dictionary; make it with scripts/prepare.sh"
 
+[[ "$save_dir" != "$data" ]] || die "--save-dir and --data are the same folder"
+check_same_data "$data" "$save_dir"
 activate_environment
+mkdir -p -- "$save_dir"
+if [[ -f "$data/.manifest-checksum" ]]; then
+  cp -- "$data/.manifest-checksum" "$save_dir/.data-checksum"
+fi
 criterion="label_smoothed_cross_entropy"
 [[ "$arch" == moa_* ]] && criterion="label_smoothed_cross_entropy_with_router_loss"
 device=()
@@ -45,5 +51,5 @@ exec fairseq-train "$data" --user-dir "$(moa-user-dir)" \
   --optimizer adam --adam-betas '(0.9, 0.98)' --lr 3e-3 \
   --lr-scheduler inverse_sqrt --warmup-updates 800 --warmup-init-lr 1e-7 \
   --dropout 0.2 --criterion "$criterion" --label-smoothing 0.1 \
-  --max-tokens 4096 --num-workers 0 --seed 1 --keep-last-epochs 5 \
+  --max-tokens 4096 --max-epoch 20 --num-workers 0 --seed 1 --keep-last-epochs 5 \
   "${device[@]}" "$@"

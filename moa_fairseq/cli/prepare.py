@@ -13,7 +13,7 @@ from .common import command
 
 @command
 def main(arguments: Optional[Sequence[str]] = None) -> None:
-    parser = argparse.ArgumentParser(prog="moa-prepare", description=__doc__)
+    parser = argparse.ArgumentParser(prog="moa-prepare", description=__doc__, allow_abbrev=False)
     parser.add_argument("--source-lang", required=True, help="code of the source language")
     parser.add_argument("--target-lang", required=True, help="code of the target language")
     parser.add_argument(
@@ -57,7 +57,8 @@ def main(arguments: Optional[Sequence[str]] = None) -> None:
     def files(prefix: str) -> Tuple[str, str]:
         return f"{prefix}.{languages[0]}", f"{prefix}.{languages[1]}"
 
-    if bool(args.train) == bool(args.train_source and args.train_target):
+    sides = (args.train_source, args.train_target)
+    if any(sides) != all(sides) or bool(args.train) == all(sides):
         raise UsageError("give either --train PREFIX or both --train-source and --train-target")
     for flag, value, least in (
         ("--hold-out", args.hold_out, 1),

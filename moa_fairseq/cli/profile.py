@@ -1,4 +1,4 @@
-"""`moa-profile`: parameters and multiply-adds of an architecture."""
+"""`moa-profile`: parameters and multiply-adds of a translation Transformer."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Optional, Sequence
 import torch
 from fairseq.data import Dictionary
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY
+from fairseq.models.transformer import TransformerModelBase
 from omegaconf import OmegaConf
 from torch import nn
 
@@ -25,7 +26,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> None:
         epilog="Options of the architecture follow as for fairseq-train, for instance "
         "--num-experts 32 --share-all-embeddings.",
     )
-    parser.add_argument("--arch", required=True, help="an architecture of fairseq or of MoA")
+    parser.add_argument("--arch", required=True, help="a translation Transformer of fairseq or MoA")
     parser.add_argument("--vocab-size", type=int, required=True, help="types in the dictionary")
     parser.add_argument(
         "--length",
@@ -34,10 +35,11 @@ def main(arguments: Optional[Sequence[str]] = None) -> None:
         help=f"tokens in the source and in the target (default: {PAPER_LENGTH}, as in the paper)",
     )
     args, rest = parser.parse_known_args(arguments)
-    if args.arch not in ARCH_MODEL_REGISTRY:
+    model_class = ARCH_MODEL_REGISTRY.get(args.arch)
+    if model_class is None or not issubclass(model_class, TransformerModelBase):
         raise UsageError(
-            f"--arch {args.arch} is not an architecture; moa-profile knows, among others, "
-            "moa_transformer, moa_transformer_big, moa_transformer_tiny and transformer"
+            f"--arch {args.arch} is not a translation Transformer; moa-profile knows, "
+            "among others, transformer, moa_transformer, moa_transformer_big and _tiny"
         )
     for flag, value in (("--vocab-size", args.vocab_size), ("--length", args.length)):
         if value < 1:

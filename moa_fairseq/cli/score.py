@@ -49,6 +49,16 @@ def main(arguments: Optional[Sequence[str]] = None) -> None:
         else read_lines(args.hypotheses)
     )
     references = read_lines(args.reference)
+    sources = read_lines(args.source) if args.source else None
+    if sources is not None and len(sources) != len(references):
+        raise UsageError(
+            f"{args.source} has {len(sources)} lines but {args.reference} has {len(references)}"
+        )
+    outputs = [Path(f"{args.report}{suffix}") for suffix in (".hypotheses.txt", ".txt", ".json")]
+    inputs = (args.generate_output, args.hypotheses, args.reference, args.source)
+    for path in inputs:
+        if args.report and path and path.resolve() in [output.resolve() for output in outputs]:
+            raise UsageError(f"--report {args.report} would overwrite {path}; choose another")
     report = score(hypotheses, references)
     report["files"] = provenance(
         {
@@ -58,15 +68,15 @@ def main(arguments: Optional[Sequence[str]] = None) -> None:
     )
     text = report_text(report)
     if args.samples:
-        sources = read_lines(args.source) if args.source else None
         text = samples(sources, hypotheses, references, args.samples) + "\n" + text
     if args.report:
         args.report.parent.mkdir(parents=True, exist_ok=True)
-        for suffix, content in (
-            (".hypotheses.txt", "".join(line + "\n" for line in hypotheses)),
-            (".txt", text),
-            (".json", json.dumps(report, indent=2, ensure_ascii=False) + "\n"),
-        ):
-            with atomic_writer(f"{args.report}{suffix}") as stream:
+        contents = (
+            "".join(line + "\n" for line in hypotheses),
+            text,
+            json.dumps(report, indent=2, ensure_ascii=False) + "\n",
+        )
+        for output, content in zip(outputs, contents):
+            with atomic_writer(output) as stream:
                 stream.write(content)
     sys.stdout.write(text)

@@ -41,7 +41,7 @@ def router_loss(
 
     Args:
         model: the model that ran.
-        recorded: the routings of one forward pass; at least one.
+        recorded: the routings of one forward pass.
         padding_masks: `[batch, length]` bool by attention kind, true where a query is padding.
         weights: α, β, γ.
 
@@ -71,7 +71,9 @@ def router_loss(
             statistics[f"_load_{kind}_{position}"] += counts
             statistics[f"_entropy_{kind}"] += routing_entropy(routing, padding)
             statistics[f"_tokens_{kind}"] += tokens
-    stacked = torch.stack(losses)  # [modules, 3]
+    # Without a single module (LayerDrop may drop them all) every loss is zero.
+    none = next(iter(statistics.values())).new_zeros(1, len(LOSS_NAMES))
+    stacked = torch.stack(losses) if losses else none  # [modules, 3]
     total = (stacked.sum(dim=0) * stacked.new_tensor(weights)).sum()
     means = dict(zip(LOSS_NAMES, stacked.detach().mean(dim=0).unbind()))
     return total, {"router_loss": total.detach(), **means, **statistics}

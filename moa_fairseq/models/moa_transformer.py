@@ -15,8 +15,12 @@ from fairseq.models.transformer import (
 )
 from torch import nn
 
-from ..compat import checkpoint_layer
-from ..modules.transformer_layer import MoATransformerDecoderLayer, MoATransformerEncoderLayer
+from ..errors import CheckpointMismatch
+from ..modules.transformer_layer import (
+    MoATransformerDecoderLayer,
+    MoATransformerEncoderLayer,
+    RecomputedLayer,
+)
 from .config import MoATransformerConfig, named_variant, transformer_config
 
 
@@ -36,10 +40,10 @@ class MoATransformerDecoder(TransformerDecoderBase):
         return wrap_layer(MoATransformerDecoderLayer(cfg, no_encoder_attn), cfg)
 
 
-def wrap_layer(layer: nn.Module, cfg: TransformerConfig) -> nn.Module:
+def wrap_layer(layer: RecomputedLayer, cfg: TransformerConfig) -> nn.Module:
     """Activation checkpointing and fairscale's sharding, where `cfg` asks for them."""
-    if cfg.checkpoint_activations:
-        layer = checkpoint_layer(layer, offload=cfg.offload_activations)
+    layer.recompute_activations = cfg.checkpoint_activations
+    layer.offload_activations = cfg.offload_activations
     # A checkpointed layer is always wrapped for sharding, whatever its size, as in fairseq.
     return fsdp_wrap(
         layer, min_num_params=0 if cfg.checkpoint_activations else cfg.min_params_to_wrap
@@ -64,6 +68,26 @@ class MoATransformerModel(TransformerModelBase):
             UsageError: for options that cannot work, naming flag, value and remedy.
         """
         return super().build_model(transformer_config(cfg), task)
+
+    def load_state_dict(
+        self, state_dict: Any, strict: bool = True, model_cfg: Any = None, args: Any = None
+    ) -> Any:
+        """As in fairseq, but a checkpoint of another model ends the command with one line.
+
+        Raises:
+            CheckpointMismatch: when fairseq loads (`model_cfg` is given) and a parameter is
+                missing, left over or of another shape.
+        """
+        try:
+            return super().load_state_dict(state_dict, strict, model_cfg, args)
+        except RuntimeError as error:
+            if model_cfg is None:
+                raise
+            reason = " ".join(line.strip() for line in str(error).splitlines()[1:3])
+            raise CheckpointMismatch(
+                f"the checkpoint is not of this model ({reason[:300]}); train with the options of "
+                "the checkpoint, or with another --save-dir"
+            ) from error
 
     @classmethod
     def build_encoder(

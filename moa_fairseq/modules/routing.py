@@ -119,8 +119,10 @@ def select_experts(probabilities: Tensor, num_selected: int, num_sampled: int = 
     if num_sampled == 0:
         return ranked
     # The smallest normal number keeps an underflowed expert drawable: multinomial needs
-    # num_sampled candidates above zero. What is already taken has none.
-    remaining = probabilities.detach().clamp(min=torch.finfo(probabilities.dtype).tiny)
+    # num_sampled candidates above zero. What is already taken has none. NaN must reach the
+    # loss, where half-precision training recovers from it, and not stop the draw.
+    smallest = torch.finfo(probabilities.dtype).tiny
+    remaining = probabilities.detach().nan_to_num(nan=smallest).clamp(min=smallest)
     remaining = remaining.scatter(-1, ranked, 0.0).reshape(-1, num_experts)  # [N, E]
     drawn = torch.multinomial(remaining, num_sampled)  # [N, sampled]
     drawn = drawn.reshape(*ranked.shape[:-1], num_sampled)  # [..., sampled]

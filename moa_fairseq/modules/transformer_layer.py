@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Optional
+from typing import Any, Optional
 
 from fairseq.models.transformer import TransformerConfig
 from fairseq.modules.transformer_layer import (
@@ -11,10 +11,23 @@ from fairseq.modules.transformer_layer import (
 )
 from torch import nn
 
+from ..compat import recompute
 from .moa_attention import CROSS, DECODER_SELF, ENCODER_SELF, MixtureOfAttentionHeads
 
 
-class MoATransformerEncoderLayer(TransformerEncoderLayerBase):
+class RecomputedLayer(nn.Module):
+    """Put before a layer's class: `recompute_activations` and `offload_activations` act on it."""
+
+    recompute_activations = False
+    offload_activations = False
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        if not self.recompute_activations:
+            return super().forward(*args, **kwargs)
+        return recompute(super().forward, self.offload_activations, *args, **kwargs)
+
+
+class MoATransformerEncoderLayer(RecomputedLayer, TransformerEncoderLayerBase):
     """An encoder layer; `cfg.moa` holds a :class:`~moa_fairseq.models.config.MoAOptions`."""
 
     def build_self_attention(self, embed_dim: int, cfg: TransformerConfig) -> nn.Module:
@@ -23,7 +36,7 @@ class MoATransformerEncoderLayer(TransformerEncoderLayerBase):
         return build_moa_attention(ENCODER_SELF, embed_dim, cfg.encoder.attention_heads, cfg)
 
 
-class MoATransformerDecoderLayer(TransformerDecoderLayerBase):
+class MoATransformerDecoderLayer(RecomputedLayer, TransformerDecoderLayerBase):
     """A decoder layer; `cfg.moa` holds a :class:`~moa_fairseq.models.config.MoAOptions`."""
 
     def build_self_attention(

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Dict, Iterator, List, Tuple
 
 from ..errors import UsageError
-from .cleaning import Pair, clean_line
+from .cleaning import Pair, clean_line, drop_overlap
 from .files import write_lines
 
 # Shares of the components, in percent, that are held out whole.
@@ -26,7 +26,8 @@ def extract(wheel: Path, source_lang: str, target_lang: str, out: Path) -> Dict[
 
     Texts are paired by component and key; each distinct source text gets its most frequent
     translation. Validation and test are whole components, chosen by a hash of their names, less
-    the texts that other components share with them: no test text is in train.
+    the texts that other components share with them. Training pairs that share a side with a
+    held-out pair are dropped: no test text is in train.
 
     Returns:
         pairs in each split.
@@ -89,6 +90,8 @@ def split_by_component(texts: Dict[str, List[Tuple[str, str]]]) -> Dict[str, Lis
     for source, split in first_split.items():
         target, _ = min(translations[source].items(), key=lambda item: (-item[1], item[0]))
         splits[split].append((source, target))
+    held_out = splits["valid"] + splits["test"]
+    splits["train"], _ = drop_overlap(splits["train"], held_out)
     return splits
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import platform
+import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence, Tuple
@@ -79,10 +80,18 @@ def prepare(options: PrepareOptions, out: Path) -> bool:
         logger.info("%s is up to date", out)
         return False
 
-    for folder in (out, out / "raw", out / "pieces"):
-        folder.mkdir(parents=True, exist_ok=True)
-    (out / MANIFEST).unlink(missing_ok=True)
+    folders = (out / "raw", out / "pieces")
+    for path in inputs:
+        if any(folder.resolve() in Path(path).resolve().parents for folder in folders):
+            raise UsageError(f"{path} lies in a folder that --out {out} replaces; choose another")
     splits, counts = _split(options)
+    out.mkdir(parents=True, exist_ok=True)
+    (out / MANIFEST).unlink(missing_ok=True)
+    for folder in folders:
+        # Whatever an earlier run left, such as a test set that is not wanted any more, goes.
+        if folder.exists():
+            shutil.rmtree(folder)
+        folder.mkdir()
     languages = (options.source_lang, options.target_lang)
     for name, pairs in splits.items():
         for side, language in enumerate(languages):
@@ -136,9 +145,10 @@ def _split(options: PrepareOptions) -> Tuple[Dict[str, List[Pair]], Dict[str, Di
     held_out_names = [name for name in ("valid", "test") if name not in given]
     if held_out_names:
         size = options.hold_out or min(1000, len(train) // 20)
-        if size < 1 or size * len(held_out_names) * 2 > len(train):
+        distinct = len(set(train))
+        if size < 1 or size * len(held_out_names) * 2 > distinct:
             raise UsageError(
-                f"{options.train[0]}: {len(train)} usable pairs are too few to hold out "
+                f"{options.train[0]}: {distinct} distinct pairs are too few to hold out "
                 f"{size} for {' and '.join(held_out_names)}; lower --hold-out, or give --valid "
                 "and --test"
             )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import struct
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -233,3 +234,46 @@ def test_seed_and_router_weights_decide_the_losses(toy, whole_run, tmp_path):
     # The loss that is shown is without router terms, so the first one does not change.
     assert heavy[0] == whole[0]
     assert heavy != whole[:12]
+
+
+def test_two_workers_train_as_one_with_twice_the_batches(toy, tmp_path):
+    common = [
+        *("--max-update", "8", "--dropout", "0", "--log-interval", "1"),
+        # Heavy router terms, so that a wrong scale of them would show.
+        *("--load-balance-weight", "0.5", "--router-z-weight", "0.1"),
+    ]
+    single = script(
+        "train.sh",
+        *("--data", toy / "prepared/data", "--save-dir", tmp_path / "one", "--", *SMALL),
+        *("--max-tokens", "1024", *common, "--update-freq", "2"),
+    )
+    options = [
+        *("--max-tokens", "1024", *common, "--distributed-world-size", "2"),
+        *("--distributed-init-method", f"file://{tmp_path / 'rendezvous'}"),
+        *("--distributed-no-spawn", "--distributed-backend", "gloo"),
+        *("--ddp-backend", "legacy_ddp"),
+    ]
+    arguments = ["--data", toy / "prepared/data", "--save-dir", tmp_path / "two", "--", *SMALL]
+    with ThreadPoolExecutor() as pool:
+        workers = [
+            pool.submit(script, "train.sh", *arguments, *options, "--distributed-rank", str(rank))
+            for rank in range(2)
+        ]
+    result = workers[0].result()
+    workers[1].result()
+    logs = [single.stdout + single.stderr, result.stdout + result.stderr]
+    losses = [[float(loss) for loss in train_losses(log)] for log in logs]
+    assert len(losses[0]) == 8
+    assert losses[1] == pytest.approx(losses[0], abs=0.002)
+    for metric in METRICS:
+        for line in (r"train_inner \|", r"valid on 'valid'"):
+            values = [re.findall(rf"{line}.*?\b{metric}[= ]([0-9.]+)", log) for log in logs]
+            assert len(values[0]) == len(values[1]) > 0
+            assert [float(v) for v in values[1]] == pytest.approx(
+                [float(v) for v in values[0]], rel=0.02, abs=0.01
+            )
+    ends = [load_checkpoint(tmp_path / f"{name}/checkpoint_last.pt") for name in ("one", "two")]
+    for name, parameter in ends[0]["model"].items():
+        # Adam's first steps have the size of the learning rate, whatever the gradient: far
+        # apart means a gradient of another sign.
+        torch.testing.assert_close(ends[1]["model"][name], parameter, atol=2e-4, rtol=1e-3)

@@ -39,7 +39,8 @@ def test_options_and_lengths_count(capsys):
 @pytest.mark.parametrize(
     "arguments,message",
     [
-        (["--arch", "moa", "--vocab-size", "10"], "--arch moa is not an architecture"),
+        (["--arch", "moa", "--vocab-size", "10"], "--arch moa is not a translation Transformer"),
+        (["--arch", "lstm", "--vocab-size", "10"], "--arch lstm is not a translation Transformer"),
         (["--arch", "transformer", "--vocab-size", "0"], "--vocab-size 0"),
         (["--arch", "transformer", "--vocab-size", "9", "--length", "0"], "--length 0"),
     ],

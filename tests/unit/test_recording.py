@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+import copy
+import io
+import pickle
+
 import numpy
 import pytest
 import torch
@@ -97,6 +101,28 @@ def test_checkpointing_leaves_names_in_the_state_dict_alone():
         toy_model(task, checkpoint_activations=True).state_dict().keys()
         == toy_model(task).state_dict().keys()
     )
+
+
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_models_copy_pickle_and_save_after_training(checkpointed):
+    task = toy_task()
+    model = toy_model(task, checkpoint_activations=checkpointed).train()
+    sample = toy_sample(task, [3, 5], [4, 2])
+    output = model(**sample["net_input"])[0]
+    output.sum().backward()
+    buffer = io.BytesIO()
+    torch.save(model, buffer)
+    buffer.seek(0)
+    twins = [
+        copy.deepcopy(model),
+        pickle.loads(pickle.dumps(model)),
+        torch.load(buffer, weights_only=False),
+    ]
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    for twin in twins:
+        assert torch.equal(twin(**sample["net_input"])[0], output)
 
 
 def test_dropped_layers_leave_no_entry():

@@ -1,0 +1,76 @@
+"""Identities of the whole model."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from moa_fairseq.errors import CheckpointMismatch
+
+from ..toy import toy_model, toy_sample, toy_task
+
+OPTIONS = [{}, {"heads_per_expert": 2, "num_experts": 2}, {"moa_modules": "cross"}]
+
+
+def decode(model, encoder_out, tokens, reorder_at=None, order=None):
+    """Logits of each step, the beam reordered before step `reorder_at`."""
+    state, steps = {}, []
+    for length in range(1, tokens.shape[1] + 1):
+        if length == reorder_at:
+            model.decoder.reorder_incremental_state_scripting(state, order)
+            encoder_out = model.encoder.reorder_encoder_out(encoder_out, order)
+            tokens = tokens[order]
+        logits, _ = model.decoder(
+            tokens[:, :length], encoder_out=encoder_out, incremental_state=state
+        )
+        steps.append(logits[:, -1])
+    return steps
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_step_by_step_equals_the_full_pass(options):
+    task = toy_task()
+    model = toy_model(task, **options).eval()
+    inputs = toy_sample(task, [3, 6, 5], [4, 4, 4])["net_input"]
+    full, _ = model(**inputs)
+    encoder_out = model.encoder(inputs["src_tokens"], inputs["src_lengths"])
+    steps = decode(model, encoder_out, inputs["prev_output_tokens"])
+    torch.testing.assert_close(torch.stack(steps, dim=1), full, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_reordering_the_beam_equals_reindexing_the_batch(options):
+    task = toy_task()
+    model = toy_model(task, **options).eval()
+    inputs = toy_sample(task, [3, 6, 5], [4, 4, 4])["net_input"]
+    order = torch.tensor([2, 2, 0, 1, 1])
+    encoder_out = model.encoder(inputs["src_tokens"], inputs["src_lengths"])
+    tokens = inputs["prev_output_tokens"]
+    reordered = decode(model, encoder_out, tokens, reorder_at=4, order=order)[3:]
+    chosen = model.encoder.reorder_encoder_out(encoder_out, order)
+    expected = decode(model, chosen, tokens[order])[3:]
+    torch.testing.assert_close(reordered, expected)
+
+
+def test_padding_changes_no_output():
+    task = toy_task()
+    model = toy_model(task).eval()
+    sample = toy_sample(task, [3, 6], [4, 2])
+    padded = toy_sample(task, [3, 6], [4, 2], extra_padding=5)
+    output, _ = model(**sample["net_input"])
+    with_padding, _ = model(**padded["net_input"])
+    real = sample["target"].ne(task.source_dictionary.pad())
+    torch.testing.assert_close(
+        with_padding[:, : output.shape[1]][real], output[real], atol=1e-5, rtol=1e-4
+    )
+
+
+def test_a_checkpoint_of_another_model_is_one_line_where_fairseq_loads_it():
+    task = toy_task()
+    other = toy_model(task, num_experts=6).state_dict()
+    model = toy_model(task)
+    with pytest.raises(CheckpointMismatch, match=r"not of this model.*size mismatch") as error:
+        model.load_state_dict(other, model_cfg=model.cfg)
+    assert "\n" not in str(error.value)
+    with pytest.raises(RuntimeError):
+        model.load_state_dict(other)
