@@ -14,11 +14,18 @@ from ..paths import PACKAGE, ROOT
 BIN = Path(sys.executable).parent
 
 
-def run(*command: Any, cwd: Path = ROOT, check: bool = True, stdin: Optional[str] = None) -> Any:
+def run(
+    *command: Any,
+    cwd: Path = ROOT,
+    check: bool = True,
+    stdin: Optional[str] = None,
+    variables: Optional[dict[str, str]] = None,
+) -> Any:
     """Run a command of this environment; on failure show what it printed."""
     environment = {**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"}
     environment.update(OMP_NUM_THREADS="1", MOA_USER_DIR=str(PACKAGE))
     environment.pop("MOA_VENV", None)
+    environment.update(variables or {})
     result = subprocess.run(
         [str(part) for part in command],
         cwd=cwd,

@@ -115,3 +115,34 @@ def test_score_refuses_another_length(tmp_path):
 def test_user_dir_is_the_package_and_works_as_one(toy):
     folder = run("moa-user-dir").stdout.strip()
     assert folder == str(PACKAGE)
+
+
+def test_checkpoints_of_other_data_are_not_trained_on(toy, tmp_path):
+    (tmp_path / ".data-checksum").write_text("1234 5")
+    result = script(
+        "train.sh", "--data", toy / "prepared/data", "--save-dir", tmp_path, check=False
+    )
+    assert "trained on other data" in last_line(result)
+    arguments = ["--prepared", toy / "prepared", "--save-dir", tmp_path, "--out", tmp_path]
+    assert "trained on other data" in last_line(script("evaluate.sh", *arguments, check=False))
+
+
+def test_folders_of_the_users_are_not_replaced(toy, tmp_path):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/precious.txt").write_text("mine")
+    arguments = ["--source-lang", "en", "--target-lang", "de", "--train", toy / "train"]
+    result = script("prepare.sh", *arguments, "--out", tmp_path, check=False)
+    assert "was not made by this script" in last_line(result)
+    variables = {"MOA_VENV": str(tmp_path)}
+    result = script("test.sh", check=False, variables=variables)
+    assert "was not made by these scripts" in last_line(result)
+    assert (tmp_path / "data/precious.txt").read_text() == "mine"
+
+
+def test_a_checkpoint_of_another_model_is_refused(toy, tmp_path):
+    arguments = ["--data", toy / "prepared/data", "--save-dir", tmp_path, "--", *SMALL]
+    script("train.sh", *arguments, "--max-update", "1")
+    before = (tmp_path / "checkpoint_last.pt").read_bytes()
+    result = script("train.sh", *arguments, "--num-experts", "16", check=False)
+    assert "the checkpoint is not of this model" in last_line(result)
+    assert (tmp_path / "checkpoint_last.pt").read_bytes() == before

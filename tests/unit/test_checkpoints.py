@@ -65,6 +65,15 @@ def test_average_of_one_is_itself(tmp_path):
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
+def test_a_run_resumed_with_other_dropout_is_the_same_model(tmp_path):
+    paths = [
+        save(tmp_path / f"{value}.pt", value, dropout=dropout, checkpoint_activations=value > 1)
+        for value, dropout in ((1, 0.1), (3, 0.3))
+    ]
+    average_checkpoints(paths, tmp_path / "average.pt")
+    assert load_checkpoint(tmp_path / "average.pt")["model"]["half"].tolist() == [2.0, 2.0]
+
+
 def test_other_models_are_refused_and_nothing_is_written(tmp_path):
     good = save(tmp_path / "good.pt", 1)
     others = {

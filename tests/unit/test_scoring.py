@@ -86,6 +86,26 @@ def test_command_writes_text_json_and_hypotheses(tmp_path, capsys):
     assert (tmp_path / "scores/test.hypotheses.txt").read_text().splitlines() == HYPOTHESES
 
 
+@pytest.mark.parametrize(
+    "changes,message",
+    [
+        (["--source", "{}/short"], "short has 1 lines but"),
+        (["--report", "{}/reference"], "would overwrite"),
+        (["--samples", "-1"], "--samples -1"),
+    ],
+)
+def test_command_refuses_and_overwrites_nothing(tmp_path, changes, message):
+    for name in ("reference.txt", "hypotheses"):
+        (tmp_path / name).write_text("\n".join(REFERENCES) + "\n")
+    (tmp_path / "short").write_text("one\n")
+    arguments = ["--hypotheses", str(tmp_path / "hypotheses")]
+    arguments += ["--reference", str(tmp_path / "reference.txt")]
+    before = sorted((path.name, path.read_bytes()) for path in tmp_path.iterdir())
+    with pytest.raises(UsageError, match=message):
+        main([*arguments, *(change.format(tmp_path) for change in changes)])
+    assert sorted((path.name, path.read_bytes()) for path in tmp_path.iterdir()) == before
+
+
 def test_samples_are_spread_over_the_set():
     text = samples(list("abcdef"), list("ABCDEF"), list("uvwxyz"), 3)
     assert [block.split()[1] for block in text.split("\n\n")] == ["a", "c", "e"]

@@ -155,6 +155,36 @@ def test_given_test_sets_keep_every_line_as_it_is(corpus):
         assert len(read_lines(corpus / f"out/pieces/{name}.en")) == 4
 
 
+def test_a_test_set_that_is_not_wanted_any_more_goes(corpus):
+    files = (str(corpus / "text.en"), str(corpus / "text.de"))
+    prepare(options(corpus, tests=(files, files)), corpus / "out")
+    assert (corpus / "out/pieces/test1.en").exists()
+    prepare(options(corpus, tests=(files,)), corpus / "out")
+    assert not (corpus / "out/pieces/test1.en").exists()
+    manifest = json.loads((corpus / "out/manifest.json").read_text())
+    assert not [name for name in manifest["outputs"] if "test1" in name]
+
+
+def test_input_in_a_folder_that_would_be_replaced_is_refused(corpus):
+    raw = corpus / "out/raw"
+    raw.mkdir(parents=True)
+    for language in ("en", "de"):
+        (raw / f"train.{language}").write_bytes((corpus / f"text.{language}").read_bytes())
+    before = (raw / "train.en").read_bytes()
+    with pytest.raises(UsageError, match="lies in a folder that --out"):
+        prepare(
+            options(corpus, train=(str(raw / "train.en"), str(raw / "train.de"))), corpus / "out"
+        )
+    assert (raw / "train.en").read_bytes() == before
+
+
+def test_repetitive_text_is_too_little_to_hold_out(tmp_path):
+    (tmp_path / "text.en").write_text("one\n" * 1000)
+    (tmp_path / "text.de").write_text("eins\n" * 1000)
+    with pytest.raises(UsageError, match="1 distinct pairs are too few"):
+        prepare(options(tmp_path), tmp_path / "out")
+
+
 @pytest.mark.parametrize(
     "changes,message",
     [
