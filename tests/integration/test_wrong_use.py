@@ -69,7 +69,7 @@ def test_train(toy, tmp_path, arguments, message):
         check=False,
     )
     assert message in last_line(result)
-    assert not list(tmp_path.iterdir())
+    assert not list(tmp_path.glob("*.pt"))
 
 
 def test_scripts_name_what_is_missing(tmp_path):
