@@ -71,8 +71,10 @@ bash "$scripts/prepare.sh" --source-lang "$source_lang" --target-lang "$target_l
   --vocab-size "$vocab_size" --out "$out/prepared" "${text[@]}"
 
 say "training for $epochs epochs"
+# Small batches and a short warm-up: there is little text and little time.
 bash "$scripts/train.sh" --data "$out/prepared/data" --save-dir "$out/checkpoints" -- \
-  --max-epoch "$epochs" --log-format simple --log-interval 100
+  --max-epoch "$epochs" --max-tokens 2048 --warmup-updates 400 \
+  --log-format simple --log-interval 100
 
 say "translating and scoring the test set"
 bash "$scripts/evaluate.sh" --prepared "$out/prepared" --save-dir "$out/checkpoints" \
