@@ -6,7 +6,7 @@ source "$(dirname -- "${BASH_SOURCE[0]}")/environment.sh"
 
 usage() {
   cat <<'HELP'
-usage: quickstart.sh [--pair en-de|en-fr] [--src FILE --tgt FILE] [--out DIR] [--epochs 12]
+usage: quickstart.sh [--pair en-de|en-fr] [--src FILE --tgt FILE] [--out DIR] [--epochs 16]
                      [--vocab-size 4000]
 
 Sets up an environment, prepares parallel text, trains a small MoA Transformer, averages its last
@@ -19,13 +19,13 @@ goes on where it was interrupted.
   --tgt FILE    this file; without them the interface texts of Home Assistant are downloaded from
                 the Python package index (Apache-2.0, 50 MB)
   --out DIR     where everything goes (default: work/quickstart-PAIR)
-  --epochs N    training epochs (default: 12)
+  --epochs N    training epochs (default: 16)
   --vocab-size N  pieces of the joint SentencePiece model (default: 4000)
 HELP
 }
 
 WHEEL="homeassistant==2025.12.5"
-pair="en-de" src="" tgt="" out="" epochs=12 vocab_size=4000
+pair="en-de" src="" tgt="" out="" epochs=16 vocab_size=4000
 while [[ $# -gt 0 ]]; do
   case "$1" in
     -h | --help) usage; exit ;;
