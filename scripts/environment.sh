@@ -60,3 +60,10 @@ check_same_data() {
     die "$2 holds checkpoints that were trained on other data than $1; choose another folder"
   fi
 }
+
+# set_device_options: sets the array `device` to what fairseq's commands need without a GPU.
+set_device_options() {
+  device=()
+  # shellcheck disable=SC2034  # the scripts that source this read it
+  python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' || device=(--cpu)
+}

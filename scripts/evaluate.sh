@@ -55,8 +55,7 @@ mkdir -p -- "$out"
 checkpoint="$save_dir/checkpoint.avg$average.pt"
 moa-average-checkpoints --inputs "$save_dir" --num-epoch-checkpoints "$average" --output "$checkpoint"
 
-device=()
-python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' || device=(--cpu)
+set_device_options
 generated="$out/$subset.generate.txt"
 options=(--source-lang "$source_lang" --target-lang "$target_lang" --gen-subset "$subset"
   --beam "$beam" --lenpen "$lenpen" --max-tokens 4096 "${device[@]}" "$@")

@@ -43,8 +43,7 @@ if [[ -f "$data/.manifest-checksum" ]]; then
 fi
 criterion="label_smoothed_cross_entropy"
 [[ "$arch" == moa_* ]] && criterion="label_smoothed_cross_entropy_with_router_loss"
-device=()
-python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' || device=(--cpu)
+set_device_options
 
 exec fairseq-train "$data" --user-dir "$(moa-user-dir)" \
   --save-dir "$save_dir" --arch "$arch" --share-all-embeddings \
