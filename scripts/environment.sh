@@ -61,6 +61,18 @@ check_same_data() {
   fi
 }
 
+# record_data DATA SAVE_DIR: notes for check_same_data what SAVE_DIR's checkpoints are trained on.
+# Whole or not at all, since the workers of one training run all do this at the same moment.
+record_data() {
+  local partial
+  mkdir -p -- "$2"
+  if [[ -f "$1/.manifest-checksum" ]]; then
+    partial="$2/.data-checksum.$(uname -n).$$"
+    cp -- "$1/.manifest-checksum" "$partial"
+    mv -f -- "$partial" "$2/.data-checksum"
+  fi
+}
+
 # set_device_options: sets the array `device` to what fairseq's commands need without a GPU.
 set_device_options() {
   device=()

@@ -37,10 +37,7 @@ compgen -G "$data/dict.*.txt" >/dev/null ||
 [[ "$save_dir" != "$data" ]] || die "--save-dir and --data are the same folder"
 check_same_data "$data" "$save_dir"
 activate_environment
-mkdir -p -- "$save_dir"
-if [[ -f "$data/.manifest-checksum" ]]; then
-  cp -- "$data/.manifest-checksum" "$save_dir/.data-checksum"
-fi
+record_data "$data" "$save_dir"
 criterion="label_smoothed_cross_entropy"
 [[ "$arch" == moa_* ]] && criterion="label_smoothed_cross_entropy_with_router_loss"
 set_device_options

@@ -20,8 +20,12 @@ def run(
     check: bool = True,
     stdin: Optional[str] = None,
     variables: Optional[dict[str, str]] = None,
+    timeout: float = 1200,
 ) -> Any:
-    """Run a command of this environment; on failure show what it printed."""
+    """Run a command of this environment, for `timeout` seconds at most.
+
+    On failure the error shows what it printed.
+    """
     environment = {**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"}
     environment.update(OMP_NUM_THREADS="1", MOA_USER_DIR=str(PACKAGE))
     environment.pop("MOA_VENV", None)
@@ -34,6 +38,7 @@ def run(
         capture_output=True,
         text=True,
         check=False,
+        timeout=timeout,
     )
     if check and result.returncode != 0:
         raise AssertionError(f"{command} failed:\n{result.stdout[-3000:]}\n{result.stderr[-3000:]}")

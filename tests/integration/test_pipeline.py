@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import struct
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 
 import pytest
 import torch
@@ -256,11 +256,16 @@ def test_two_workers_train_as_one_with_twice_the_batches(toy, tmp_path):
     arguments = ["--data", toy / "prepared/data", "--save-dir", tmp_path / "two", "--", *SMALL]
     with ThreadPoolExecutor() as pool:
         workers = [
-            pool.submit(script, "train.sh", *arguments, *options, "--distributed-rank", str(rank))
+            pool.submit(
+                *(script, "train.sh", *arguments, *options, "--distributed-rank", str(rank)),
+                timeout=300,
+            )
             for rank in range(2)
         ]
+        # The first to end comes first: where one fails, the other only waits for it.
+        for worker in as_completed(workers):
+            worker.result()
     result = workers[0].result()
-    workers[1].result()
     logs = [single.stdout + single.stderr, result.stdout + result.stderr]
     losses = [[float(loss) for loss in train_losses(log)] for log in logs]
     assert len(losses[0]) == 8

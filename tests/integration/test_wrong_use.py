@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from ..paths import PACKAGE, ROOT
@@ -125,6 +127,24 @@ def test_checkpoints_of_other_data_are_not_trained_on(toy, tmp_path):
     assert "trained on other data" in last_line(result)
     arguments = ["--prepared", toy / "prepared", "--save-dir", tmp_path, "--out", tmp_path]
     assert "trained on other data" in last_line(script("evaluate.sh", *arguments, check=False))
+
+
+def test_workers_that_start_together_all_note_the_data(tmp_path):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/.manifest-checksum").write_text("1234 5")
+    # Each worker is a shell of its own, as under torchrun; a plain copy failed in 4 % of rounds.
+    worker = (
+        f'source "{ROOT}/scripts/environment.sh"\nfor round in $(seq 200); do\n'
+        f'check_same_data "{tmp_path}/data" "{tmp_path}/run$round"\n'
+        f'record_data "{tmp_path}/data" "{tmp_path}/run$round"\ndone'
+    )
+    with ThreadPoolExecutor() as pool:
+        shells = [pool.submit(run, "bash", "-euo", "pipefail", "-c", worker) for _ in range(2)]
+        for shell in shells:
+            shell.result()
+    notes = {path.read_text() for path in tmp_path.glob("run*/.data-checksum")}
+    assert notes == {"1234 5"}
+    assert len(list(tmp_path.glob("run*/.data-checksum*"))) == 200
 
 
 def test_folders_of_the_users_are_not_replaced(toy, tmp_path):
