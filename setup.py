@@ -24,8 +24,12 @@ setup(
         "torch>=2.6",
         "hydra-core",
         "numpy",
+        "regex",
         "sacrebleu>=2.3",
+        "sacremoses>=0.2",
         "sentencepiece>=0.1.99",
+        "subword-nmt>=0.3.8",
+        "tqdm",
     ],
     extras_require={
         # A hard requirement would overwrite a user's own build of fairseq.
