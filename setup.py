@@ -40,6 +40,7 @@ setup(
         "console_scripts": [
             "moa-average-checkpoints = moa_fairseq.cli.average_checkpoints:main",
             "moa-prepare = moa_fairseq.cli.prepare:main",
+            "moa-prepare-wmt14 = moa_fairseq.cli.prepare_wmt14:main",
             "moa-profile = moa_fairseq.cli.profile:main",
             "moa-score = moa_fairseq.cli.score:main",
             "moa-user-dir = moa_fairseq.cli.user_dir:main",

@@ -51,6 +51,40 @@ activate_environment() {
   source "$venv/bin/activate"
 }
 
+# check_prepared OUT: dies where binarise could not write to OUT/data, or would replace the user's.
+check_prepared() {
+  [[ "$1" != *,* ]] || die "--out $1: fairseq-preprocess takes no comma in a path"
+  if [[ -e "$1/data" && ! -e "$1/data/.manifest-checksum" ]]; then
+    die "$1/data was not made by this script and would be replaced; choose another --out"
+  fi
+}
+
+# binarise OUT SOURCE_LANG TARGET_LANG: makes OUT/data of the subwords in OUT/pieces, unless it was
+# made from just these.
+binarise() {
+  local out="$1" digest tests="" number=""
+  digest="$(cksum <"$out/manifest.json")"
+  if [[ "$(cat -- "$out/data/.manifest-checksum" 2>/dev/null)" == "$digest" ]]; then
+    return
+  fi
+  # fairseq numbers the test sets by their place in this list.
+  while [[ -f "$out/pieces/test$number.$2" ]]; do
+    tests="${tests:+$tests,}$out/pieces/test$number"
+    number=$((number + 1))
+  done
+  say "binarising; fairseq-preprocess writes to $out/preprocess.log"
+  rm -rf -- "$out/data" "$out/data.partial"
+  fairseq-preprocess \
+    --source-lang "$2" --target-lang "$3" \
+    --trainpref "$out/pieces/train" --validpref "$out/pieces/valid" --testpref "$tests" \
+    --joined-dictionary --destdir "$out/data.partial" --workers "$(nproc)" \
+    >"$out/preprocess.log" 2>&1 ||
+    die "fairseq-preprocess failed; its last line: $(tail -n 1 -- "$out/preprocess.log")"
+  printf '%s' "$digest" >"$out/data.partial/.manifest-checksum"
+  mv -- "$out/data.partial" "$out/data"
+  printf '%s is ready\n' "$out/data" >&2
+}
+
 # check_same_data DATA SAVE_DIR: dies where SAVE_DIR holds checkpoints of other data than DATA.
 # Dictionaries of one size would otherwise let a model of other text pass unnoticed.
 check_same_data() {

@@ -38,30 +38,8 @@ while [[ $# -gt 0 ]]; do
   shift
 done
 
-[[ "$out" != *,* ]] || die "--out $out: fairseq-preprocess takes no comma in a path"
-if [[ -e "$out/data" && ! -e "$out/data/.manifest-checksum" ]]; then
-  die "$out/data was not made by this script and would be replaced; choose another --out"
-fi
+check_prepared "$out"
 activate_environment
 moa-prepare "${arguments[@]}"
 
-# Binarise unless the data was made from just these pieces.
-digest="$(cksum <"$out/manifest.json")"
-if [[ "$(cat -- "$out/data/.manifest-checksum" 2>/dev/null)" == "$digest" ]]; then
-  exit
-fi
-# fairseq numbers the test sets by their place in this list.
-tests="" number=""
-while [[ -f "$out/pieces/test$number.$source_lang" ]]; do
-  tests="${tests:+$tests,}$out/pieces/test$number"
-  number=$((number + 1))
-done
-rm -rf -- "$out/data" "$out/data.partial"
-fairseq-preprocess \
-  --source-lang "$source_lang" --target-lang "$target_lang" \
-  --trainpref "$out/pieces/train" --validpref "$out/pieces/valid" --testpref "$tests" \
-  --joined-dictionary --destdir "$out/data.partial" --workers "$(nproc)" >"$out/preprocess.log" 2>&1 ||
-  die "fairseq-preprocess failed; its last line: $(tail -n 1 -- "$out/preprocess.log")"
-printf '%s' "$digest" >"$out/data.partial/.manifest-checksum"
-mv -- "$out/data.partial" "$out/data"
-printf '%s is ready\n' "$out/data" >&2
+binarise "$out" "$source_lang" "$target_lang"
