@@ -36,7 +36,7 @@ def build(*arguments, seed=5):
         [],
         ["--share-all-embeddings", "--dropout", "0.3", "--activation-dropout", "0.2"],
         ["--decoder-embed-dim", "8", "--encoder-normalize-before", "--layernorm-embedding"],
-        ["--no-cross-attention", "--decoder-learned-pos", "--activation-fn", "gelu"],
+        ["--no-scale-embedding", "--decoder-learned-pos", "--activation-fn", "gelu"],
     ],
     ids=str,
 )
