@@ -93,7 +93,7 @@ EVALUATION: Mapping[str, EvaluationSettings] = MappingProxyType(
     }
 )
 
-#: fairseq's names. The dense ones are its own models, so that their checkpoints need no plugin.
+#: fairseq's names. The dense ones are its own models, so that the baseline owes nothing to MoA.
 ARCHITECTURES: Mapping[Tuple[str, str], str] = MappingProxyType(
     {
         ("moa_transformer", "base"): "moa_transformer_base",

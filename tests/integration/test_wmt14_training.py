@@ -104,7 +104,6 @@ def test_the_dense_baseline_is_fairseqs_transformer_on_both_ways(toy, six_update
     assert stock != six_updates[0][:4]
     states = [load_checkpoint(tmp_path / name / "checkpoint_last.pt") for name in ("stock", "ours")]
     assert list(states[0]["model"]) == list(states[1]["model"])
-    # A baseline's checkpoint needs no plugin.
     assert states[0]["cfg"]["criterion"]["_name"] == "label_smoothed_cross_entropy"
 
 
