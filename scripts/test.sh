@@ -22,7 +22,7 @@ cd -- "$MOA_ROOT"
 ruff check .
 ruff format --check .
 mypy
-shellcheck -x scripts/*.sh .ci/run
+shellcheck -x scripts/*.sh scripts/*.slurm .ci/run
 if [[ $# -eq 0 ]]; then
   set -- -m "not slow"
 fi

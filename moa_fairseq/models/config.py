@@ -5,7 +5,7 @@ No `from __future__ import annotations` here: fairseq reads the types of the fie
 
 from argparse import Namespace
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, make_dataclass
-from typing import Any, List, Optional, Tuple, Type
+from typing import Any, Dict, List, Optional, Tuple, Type
 
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.models.transformer import TransformerConfig
@@ -143,10 +143,22 @@ class MoATransformerConfig(FlatTransformerConfig):  # type: ignore[misc, valid-t
     )
 
 
-def named_variant(class_name: str, description: str, **defaults: Any) -> Type[MoATransformerConfig]:
-    """A config class with other defaults: what a named architecture is, for argparse and hydra."""
+def named_variant(
+    class_name: str, description: str, base: Type[Any] = MoATransformerConfig, **defaults: Any
+) -> Type[Any]:
+    """A config class with other defaults: what a named architecture is, for argparse and hydra.
+
+    Args:
+        class_name: name of the new class.
+        description: its docstring.
+        base: the config class whose defaults change.
+        defaults: the new defaults by the name of the option.
+
+    Raises:
+        TypeError: for a default of an option that `base` does not have.
+    """
     changed = []
-    for known in fields(MoATransformerConfig):
+    for known in fields(base):
         if known.name in defaults:
             default = field(default=defaults.pop(known.name), metadata=known.metadata)
             changed.append((known.name, known.type, default))
@@ -155,7 +167,7 @@ def named_variant(class_name: str, description: str, **defaults: Any) -> Type[Mo
     return make_dataclass(
         class_name,
         changed,
-        bases=(MoATransformerConfig,),
+        bases=(base,),
         namespace={"__module__": __name__, "__doc__": description},
     )
 
@@ -169,14 +181,29 @@ def transformer_config(flat: Any) -> TransformerConfig:
     Raises:
         UsageError: for options that cannot work, naming flag, value and remedy.
     """
-    values = {f.name: getattr(flat, f.name, f.default) for f in fields(FlatTransformerConfig)}
-    for name, source in _FOLLOWS:
-        if values[name] is None:
-            values[name] = values[source]
+    values = _resolved(flat)
     moa = moa_options(flat, values)
     cfg = TransformerConfig.from_namespace(Namespace(**values))
     cfg.moa = moa
     return cfg
+
+
+def dense_transformer_config(flat: Any) -> TransformerConfig:
+    """Turn flat options into fairseq's nested config, without MoA's.
+
+    Args:
+        flat: a :class:`FlatTransformerConfig`, or a `DictConfig` or `Namespace` of its fields.
+    """
+    return TransformerConfig.from_namespace(Namespace(**_resolved(flat)))
+
+
+def _resolved(flat: Any) -> Dict[str, Any]:
+    """fairseq's flat options by name, where decoder sizes that are not given follow."""
+    values = {f.name: getattr(flat, f.name, f.default) for f in fields(FlatTransformerConfig)}
+    for name, source in _FOLLOWS:
+        if values[name] is None:
+            values[name] = values[source]
+    return values
 
 
 def moa_options(flat: Any, transformer: dict) -> MoAOptions:
