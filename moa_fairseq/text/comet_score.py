@@ -23,7 +23,7 @@ def load_comet(model: str) -> Any:
     except ImportError as error:
         raise UsageError(
             f"--comet {model}: the package comet cannot be imported ({error}); install it with: "
-            'pip install "unbabel-comet>=2.2"'
+            'pip install "unbabel-comet>=2.2" "setuptools<81"'
         ) from error
 
 
