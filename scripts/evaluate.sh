@@ -1,30 +1,39 @@
 #!/usr/bin/env bash
-# Average, translate, score: a sacreBLEU figure with its signature.
+# Average, translate, score: sacreBLEU with its signature, and what else the data allows.
 set -euo pipefail
 # shellcheck source=scripts/environment.sh
 source "$(dirname -- "${BASH_SOURCE[0]}")/environment.sh"
 
 usage() {
   cat <<'HELP'
-usage: evaluate.sh --prepared DIR --save-dir DIR --out DIR [--subset test] [--average 5]
-                   [--beam 5] [--lenpen 1.0] [--samples 0] [-- options of fairseq-generate]
+usage: evaluate.sh --prepared DIR --save-dir DIR --out DIR [--subset test] [--average N] [--beam N]
+                   [--lenpen X] [--baseline FILE-or-DIR] [--comet MODEL] [--samples 0]
+                   [-- options of fairseq-generate]
 
 Averages the last checkpoints, translates a subset with beam search, and scores the detokenised
-text against the raw references with sacreBLEU and chrF++. Refuses an incomplete translation.
+text against the raw references with sacreBLEU and chrF++, with 95 % bootstrap intervals. For the
+WMT14 data of prepare_wmt14.sh it adds the paper's figure: Moses' multi-bleu of tokenised text,
+compounds split for English-German only. Refuses an incomplete translation.
 
-  --prepared DIR   what prepare.sh made (its --out)
+  --prepared DIR   what prepare.sh or prepare_wmt14.sh made (its --out)
   --save-dir DIR   checkpoints of the training run
-  --out DIR        SUBSET.txt and SUBSET.json (scores and signatures), SUBSET.hypotheses.txt,
-                   SUBSET.generate.txt (all that fairseq-generate printed)
+  --out DIR        SUBSET.txt, SUBSET.md and SUBSET.json (scores and signatures),
+                   SUBSET.hypotheses.txt, SUBSET.generate.txt (all that fairseq-generate printed)
   --subset NAME    valid, test, test1, … (default: test)
-  --average N      epochs to average (default: 5)
-  --beam N         beam size (default: 5)
-  --lenpen X       length penalty; above 1 favours longer output (default: 1.0)
+  --average N      epochs to average (default: the recipe's, in manifest.json; otherwise 5)
+  --beam N         beam size (default: the recipe's; otherwise 5)
+  --lenpen X       length penalty; above 1 favours longer output (default: the recipe's;
+                   otherwise 1.0)
+  --baseline PATH  another output for the same subset, tested against this one by paired
+                   bootstrap: the --out of another evaluation, its SUBSET.hypotheses.txt or
+                   SUBSET.generate.txt, or any file of detokenised lines
+  --comet MODEL    add COMET, for instance by Unbabel/wmt22-comet-da, which is downloaded; needs
+                   the package unbabel-comet
   --samples N      print N translations beside their references (default: 0)
 HELP
 }
 
-prepared="" save_dir="" out="" subset="test" average=5 beam=5 lenpen=1.0 samples=0
+prepared="" save_dir="" out="" subset="test" average="" beam="" lenpen="" samples=0 baseline="" comet=""
 while [[ $# -gt 0 ]]; do
   case "$1" in
     -h | --help) usage; exit ;;
@@ -35,6 +44,8 @@ while [[ $# -gt 0 ]]; do
     --average) average="${2-}"; shift ;;
     --beam) beam="${2-}"; shift ;;
     --lenpen) lenpen="${2-}"; shift ;;
+    --baseline) baseline="${2-}"; shift ;;
+    --comet) comet="${2-}"; shift ;;
     --samples) samples="${2-}"; shift ;;
     --) shift; break ;;
     *) die "unknown option $1; options of fairseq-generate go after --" ;;
@@ -42,14 +53,47 @@ while [[ $# -gt 0 ]]; do
   shift || die "the last option needs a value"
 done
 [[ -n "$prepared" && -n "$save_dir" && -n "$out" ]] || { usage >&2; exit 2; }
-[[ -f "$prepared/manifest.json" ]] || die "--prepared $prepared was not made by prepare.sh, or not to the end"
+[[ -f "$prepared/manifest.json" ]] || die "--prepared $prepared was not made by prepare.sh or prepare_wmt14.sh, or not to the end"
+
+if [[ -d "$baseline" ]]; then
+  baseline="$baseline/$subset.hypotheses.txt"
+fi
+[[ -z "$baseline" || -f "$baseline" ]] || die "--baseline: no file $baseline"
 
 activate_environment
-read -r source_lang target_lang < <(
-  python -c 'import json, sys; o = json.load(open(sys.argv[1]))["options"]; print(o["source_lang"], o["target_lang"])' \
-    "$prepared/manifest.json"
+# Manifests of prepare.sh name neither pair nor recipe, and leave the evaluation to the options.
+settings="$(
+  python - "$prepared/manifest.json" <<'PYTHON'
+import json, sys
+
+manifest = json.load(open(sys.argv[1], encoding="utf-8"))
+options, evaluation = manifest["options"], manifest.get("evaluation", {})
+print(
+    options["source_lang"], options["target_lang"], options.get("pair", "-"),
+    options.get("recipe", "sentencepiece"), evaluation.get("average", 5),
+    evaluation.get("beam", 5), evaluation.get("lenpen", 1.0),
 )
+PYTHON
+)"
+read -r source_lang target_lang pair recipe recipe_average recipe_beam recipe_lenpen <<<"$settings"
 [[ -f "$prepared/raw/$subset.$target_lang" ]] || die "--subset $subset is not in $prepared/raw"
+average="${average:-$recipe_average}" beam="${beam:-$recipe_beam}" lenpen="${lenpen:-$recipe_lenpen}"
+score_options=()
+[[ "$pair" == "-" ]] || score_options+=(--language-pair "$pair")
+case "$recipe" in
+  sentencepiece)
+    text_options=(--bpe sentencepiece --sentencepiece-model "$prepared/sentencepiece.model")
+    ;;
+  clinic)
+    text_options=(--bpe subword_nmt --bpe-codes "$prepared/bpe.codes" --tokenizer moses)
+    tokenised="$prepared/tokenised/$subset.$target_lang"
+    [[ -f "$tokenised" ]] || die "no file $tokenised; --subset $subset needs it, prepare the data again"
+    score_options+=(--tokenised-reference "$tokenised")
+    ;;
+  *) die "$prepared/manifest.json names the recipe $recipe; clinic and sentencepiece are known" ;;
+esac
+[[ -z "$baseline" ]] || score_options+=(--baseline "$baseline")
+[[ -z "$comet" ]] || score_options+=(--comet "$comet")
 check_same_data "$prepared/data" "$save_dir"
 mkdir -p -- "$out"
 checkpoint="$save_dir/checkpoint.avg$average.pt"
@@ -64,8 +108,7 @@ key="$(cksum <"$checkpoint") $(cksum <"$prepared/manifest.json") ${options[*]}"
 if [[ ! -f "$generated" || "$(cat -- "$generated.key" 2>/dev/null)" != "$key" ]]; then
   rm -f -- "$generated.key"
   fairseq-generate "$prepared/data" --user-dir "$(moa-user-dir)" --path "$checkpoint" \
-    --bpe sentencepiece --sentencepiece-model "$prepared/sentencepiece.model" \
-    "${options[@]}" >"$generated.partial" 2>"$out/$subset.generate.log" ||
+    "${text_options[@]}" "${options[@]}" >"$generated.partial" 2>"$out/$subset.generate.log" ||
     die "fairseq-generate failed: $(tail -n 1 -- "$out/$subset.generate.log")"
   mv -- "$generated.partial" "$generated"
   printf '%s' "$key" >"$generated.key"
@@ -73,4 +116,4 @@ fi
 
 moa-score --generate-output "$generated" --samples "$samples" \
   --source "$prepared/raw/$subset.$source_lang" --reference "$prepared/raw/$subset.$target_lang" \
-  --report "$out/$subset"
+  --report "$out/$subset" "${score_options[@]}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import struct
 from concurrent.futures import ThreadPoolExecutor, as_completed
 
@@ -14,6 +15,7 @@ from moa_fairseq.checkpoints import load_checkpoint
 from moa_fairseq.models.moa_transformer import MoATransformerModel
 
 from ..paths import PACKAGE
+from ..slow_multi_bleu import slow_multi_bleu
 from .commands import hypotheses, last_line, run, script, train_losses
 from .conftest import SMALL
 
@@ -98,6 +100,8 @@ def test_evaluate_scores_the_whole_set_with_signatures(trained):
     scored = (trained / "scores/test.hypotheses.txt").read_text(encoding="utf-8").splitlines()
     assert len(scored) == 45
     assert not any("▁" in line for line in scored)
+    # prepare.sh names no pair: nothing is added that nobody asked for.
+    assert "tokenised" not in report
 
 
 def test_evaluate_refuses_another_subset_and_too_few_checkpoints(trained, tmp_path):
@@ -106,6 +110,30 @@ def test_evaluate_refuses_another_subset_and_too_few_checkpoints(trained, tmp_pa
     assert "--subset test9" in last_line(result)
     result = script("evaluate.sh", *arguments, "--out", tmp_path, "--average", "50", check=False)
     assert "has 2 epoch checkpoints, 50 were asked for" in last_line(result)
+
+
+def test_a_manifest_with_a_pair_adds_the_papers_measure(trained, tmp_path):
+    prepared = tmp_path / "prepared"
+    shutil.copytree(trained / "prepared", prepared)
+    manifest = json.loads((prepared / "manifest.json").read_text(encoding="utf-8"))
+    manifest["options"].update(pair="en-de", recipe="sentencepiece")
+    manifest["evaluation"] = {"average": 2, "beam": 3, "lenpen": 0.6}
+    (prepared / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
+    script(
+        "evaluate.sh",
+        *("--prepared", prepared, "--save-dir", trained / "checkpoints1"),
+        *("--out", tmp_path / "scores"),
+    )
+    assert "--beam 3 --lenpen 0.6 " in (tmp_path / "scores/test.generate.txt.key").read_text()
+    report = json.loads((tmp_path / "scores/test.json").read_text(encoding="utf-8"))
+    (figure,) = report["tokenised"]
+    # Toy text has nothing to tokenise or to split.
+    sides = [
+        path.read_text(encoding="utf-8").splitlines()
+        for path in (tmp_path / "scores/test.hypotheses.txt", prepared / "raw/test.de")
+    ]
+    assert figure["text"] == slow_multi_bleu(*sides)
+    assert "the paper's figure" not in figure["note"]
 
 
 def test_translation_depends_on_neither_batch_size_nor_order(trained):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from fairseq.data.encoders.moses_tokenizer import MosesTokenizer as FairseqMoses
+from fairseq.data.encoders.moses_tokenizer import MosesTokenizerConfig
 
 from moa_fairseq.text.moses import MosesText
 
@@ -98,3 +100,20 @@ def test_unicode_punctuation_and_back():
     moses = MosesText("de")
     assert moses.replace_unicode_punctuation("“a“，b。… c") == '"a",b. ... c'
     assert moses.detokenize("Er sagte : &quot; Nein &quot; .") == 'Er sagte: "Nein".'
+
+
+@pytest.mark.parametrize(("pair", "language"), [("en-de", "de"), ("en-fr", "fr")])
+def test_fairseqs_encoder_detokenises_alike_given_the_language(pair, language):
+    path = SHARED / f"reference/moses/{pair}.{language}.raw.tok"
+    if not path.is_file():
+        pytest.skip(f"no {path}; MOA_SHARED names the folder of corpora and references")
+    decode = [
+        FairseqMoses(MosesTokenizerConfig(source_lang="en", target_lang=target)).decode
+        for target in (language, "en")
+    ]
+    moses = MosesText(language)
+    text = lines(path)
+    ours = [moses.detokenize(line) for line in text]
+    assert ours == [decode[0](line) for line in text]
+    # With the language left out it is English's, which is why moa-score compares every line.
+    assert ours != [decode[1](line) for line in text]
