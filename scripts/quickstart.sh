@@ -11,7 +11,7 @@ usage: quickstart.sh [--pair en-de|en-fr] [--src FILE --tgt FILE] [--out DIR] [-
 
 Sets up an environment, prepares parallel text, trains a small MoA Transformer, averages its last
 checkpoints, translates a held-out test set, and prints ten translations and the sacreBLEU score
-with its signature. It takes some ten minutes on two cores; run again, it reuses what is there and
+with its signature. It takes under ten minutes on two cores; run again, it reuses what is there and
 goes on where it was interrupted.
 
   --pair PAIR   language pair (default: en-de)

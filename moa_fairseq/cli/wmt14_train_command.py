@@ -36,7 +36,8 @@ def main(arguments: Optional[Sequence[str]] = None) -> None:
     end = words.index("--") if "--" in words else len(words)
     args, extra = _parser().parse_args(words[:end]), words[end + 1 :]
     recipe = training_recipe(args.pair, args.size)
-    check_manifest(args.prepared, args.pair)
+    if not args.dry_run or args.prepared.exists():
+        check_manifest(args.prepared, args.pair)
     devices = visible_devices()
     launch = choose_launch(devices, args.gpus, args.nodes, args.master, args.dry_run)
     ranks = node_ranks(launch, args.node_rank, args.dry_run)

@@ -7,14 +7,44 @@ from __future__ import annotations
 
 import gzip
 import io
+import random
 import tarfile
 from pathlib import Path
 from typing import Dict, List, Sequence, Tuple
 
-from ..files import atomic_writer, read_parallel, sha256
+from ..files import atomic_writer, read_parallel, sha256, write_lines
 from .archives import PAIRS, Pair, members
 
 CHECKSUMS = "SHA256SUMS"
+
+
+# Words of the toy language and their translations.
+_TOY_WORDS = {
+    "en": "zero one two three four five six seven eight nine ten red green blue house tree",
+    "de": "null eins zwei drei vier fünf sechs sieben acht neun zehn rot grün blau Haus Baum",
+    "fr": "zéro un deux trois quatre cinq six sept huit neuf dix rouge vert bleu maison arbre",
+}
+_TOY_SIZES = {"train": 5000, "valid": 100, "test": 150}
+
+
+def write_toy_text(languages: Tuple[str, str], folder: Path) -> None:
+    """Write `train`, `valid` and `test` of a toy language, the same each time.
+
+    Sentences of two to eight words are translated word by word with the first word last, which a
+    small model learns in a minute.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    source_words, target_words = (_TOY_WORDS[language].split() for language in languages)
+    for split, number in _TOY_SIZES.items():
+        generator = random.Random(split)
+        lines: Tuple[List[str], List[str]] = ([], [])
+        for _ in range(number):
+            words = generator.choices(range(len(source_words)), k=generator.randint(2, 8))
+            lines[0].append(" ".join(source_words[word] for word in words) + ".")
+            moved = [*words[1:], words[0]]
+            lines[1].append(" ".join(target_words[word] for word in moved) + ".")
+        for language, side in zip(languages, lines):
+            write_lines(folder / f"{split}.{language}", side)
 
 
 def build(pair_name: str, text: Path, out: Path) -> None:

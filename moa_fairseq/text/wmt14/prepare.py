@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Dict, List, Mapping, Optional, Tuple
 
 from ...errors import UsageError
+from ...recipes.wmt14 import EVALUATION
 from ..files import atomic_writer, sha256
 from . import archives, shards, steps
 from .archives import PAIRS, Archive, Pair
@@ -29,11 +30,6 @@ VOCAB_SIZES: Mapping[Tuple[str, str], int] = {
     ("en-fr", "clinic"): 40000,
     ("en-de", "sentencepiece"): 32000,
     ("en-fr", "sentencepiece"): 40000,
-}
-# Epochs to average, beam size and length penalty (Transformer-Clinic).
-EVALUATION: Mapping[str, Mapping[str, float]] = {
-    "en-de": {"average": 10, "beam": 4, "lenpen": 0.6},
-    "en-fr": {"average": 10, "beam": 5, "lenpen": 0.8},
 }
 
 
@@ -274,7 +270,7 @@ def _manifest(
     outputs: List[Path],
     out: Path,
 ) -> Dict[str, object]:
-    pair = PAIRS[options.pair]
+    pair, evaluation = PAIRS[options.pair], EVALUATION[options.pair]
     logger.info("hashing what was made")
     return {
         "options": {
@@ -284,7 +280,11 @@ def _manifest(
             "recipe": options.recipe,
             "vocab_size": options.vocab_size,
         },
-        "evaluation": EVALUATION[options.pair],
+        "evaluation": {
+            "average": evaluation.average_epochs,
+            "beam": evaluation.beam,
+            "lenpen": evaluation.length_penalty,
+        },
         "filters": asdict(FILTERS[options.pair, options.recipe]),
         "inputs": sources.identity,
         "pairs": counts,

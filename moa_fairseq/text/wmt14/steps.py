@@ -23,8 +23,8 @@ from .shards import Shard
 
 logger = logging.getLogger(__name__)
 
-# SentencePiece trains on at most so many lines; more take memory and change little.
-SENTENCEPIECE_LINES = 10_000_000
+# SentencePiece trains on at most so many lines, which take it about 10 GB of memory.
+SENTENCEPIECE_LINES = 4_000_000
 # Fixed, because the trainer's sums depend on how the text is split among threads.
 SENTENCEPIECE_THREADS = 16
 
