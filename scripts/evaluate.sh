@@ -114,6 +114,9 @@ if [[ ! -f "$generated" || "$(cat -- "$generated.key" 2>/dev/null)" != "$key" ]]
   printf '%s' "$key" >"$generated.key"
 fi
 
+score_options+=(--setting "checkpoint=$(basename -- "$checkpoint")" --setting "average=$average"
+  --setting "beam=$beam" --setting "lenpen=$lenpen")
+[[ $# -eq 0 ]] || score_options+=(--setting "options=$*")
 moa-score --generate-output "$generated" --samples "$samples" \
   --source "$prepared/raw/$subset.$source_lang" --reference "$prepared/raw/$subset.$target_lang" \
   --report "$out/$subset" "${score_options[@]}"

@@ -35,6 +35,7 @@ from ..text.scoring import (
     read_hypotheses,
     samples,
     score,
+    versions,
 )
 from ..text.tokenised_bleu import (
     TokenisedFigure,
@@ -108,6 +109,13 @@ def _parser() -> argparse.ArgumentParser:
         "downloaded; needs --source and the package unbabel-comet",
     )
     parser.add_argument(
+        "--setting",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="how the translations were made, such as beam=4, for the report; may be repeated",
+    )
+    parser.add_argument(
         "--report",
         type=Path,
         metavar="PREFIX",
@@ -127,6 +135,9 @@ def _check_options(args: argparse.Namespace) -> None:
         raise UsageError(
             f"--baseline {args.baseline} needs resamples; leave --resamples 0 out or raise it"
         )
+    for setting in args.setting:
+        if not setting.partition("=")[0] or "=" not in setting:
+            raise UsageError(f"--setting {setting}: give a name and a value, such as beam=4")
     if args.language_pair is not None:
         parse_language_pair(args.language_pair)
     if args.tokenised_reference:
@@ -213,6 +224,8 @@ def main(arguments: Optional[Sequence[str]] = None) -> None:
     figures = _figures(args, hypotheses, references)
 
     report = score(hypotheses, references, args.resamples, args.seed)
+    report["settings"] = dict(setting.split("=", 1) for setting in args.setting)
+    report["versions"] = versions()
     if figures:
         report["language_pair"] = args.language_pair
         report["tokenised"] = [_as_json(figure) for figure in figures]

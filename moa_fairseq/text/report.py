@@ -9,6 +9,9 @@ def report_text(report: Dict[str, Any]) -> str:
     """The lines that a person reads, each with its signature or what else it is."""
     metrics = (report["bleu"], report["chrf"])
     lines = [metric["text"] for metric in metrics]
+    if report.get("settings"):
+        settings = ", ".join(f"{name} {value}" for name, value in report["settings"].items())
+        lines.insert(0, f"translated with {settings}")
     lines += [
         f"with 95 % interval: {metric['confidence']['text']}"
         for metric in metrics
@@ -45,7 +48,7 @@ def report_markdown(report: Dict[str, Any], name: str) -> str:
         report: as `moa-score` writes it.
         name: what the row is called.
     """
-    cells = {"output": name}
+    cells = {"output": name, **report.get("settings", {})}
     for key, label in (("bleu", "BLEU"), ("chrf", "chrF++")):
         metric = report[key]
         cells[label] = f"{metric['score']:.2f}"

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import re
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence
 
 import sacrebleu
@@ -202,6 +204,15 @@ def provenance(files: Mapping[str, Any]) -> Dict[str, Dict[str, str]]:
     return {
         role: {"file": str(path), "sha256": sha256(path)} for role, path in files.items() if path
     }
+
+
+def versions() -> Dict[str, str]:
+    """Versions of what translates and scores, as far as they are installed."""
+    found = {"python": platform.python_version()}
+    for name in ("moa-fairseq", "torch", "ve-fairseq", "fairseq-fixed", "fairseq", "sacrebleu"):
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
 
 
 def _metrics(references: Sequence[str]) -> Dict[str, Metric]:

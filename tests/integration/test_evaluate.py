@@ -9,6 +9,7 @@ import re
 import shutil
 
 import pytest
+import torch
 from subword_nmt.apply_bpe import BPE
 from subword_nmt.learn_bpe import learn_bpe
 
@@ -120,6 +121,12 @@ def test_defaults_are_the_recipes(scored):
     assert (scored / "checkpoints/checkpoint.avg2.pt").exists()
     key = (scored / "scores/test.generate.txt.key").read_text()
     assert "--beam 3 --lenpen 0.6 " in key
+    report = json.loads((scored / "scores/test.json").read_text(encoding="utf-8"))
+    expected = {"checkpoint": "checkpoint.avg2.pt", "average": "2", "beam": "3", "lenpen": "0.6"}
+    assert {name: report["settings"][name] for name in expected} == expected
+    assert report["versions"]["torch"] == torch.__version__
+    text = (scored / "scores/test.txt").read_text(encoding="utf-8")
+    assert "checkpoint checkpoint.avg2.pt, average 2, beam 3, lenpen 0.6" in text
 
 
 def test_detokenised_as_moses_does_for_the_target_language(scored):
@@ -168,6 +175,8 @@ def test_options_win_and_a_baseline_is_tested(scored, tmp_path):
     made = set()
     for baseline in (scored / "scores", scored / "scores/test.generate.txt"):
         evaluate(scored, tmp_path / "out", *options, "--baseline", baseline)
+        report = json.loads((tmp_path / "out/test.json").read_text(encoding="utf-8"))
+        assert (report["settings"]["beam"], report["settings"]["lenpen"]) == ("1", "1.5")
         assert "--beam 1 --lenpen 1.5 " in (tmp_path / "out/test.generate.txt.key").read_text()
         report = json.loads((tmp_path / "out/test.json").read_text(encoding="utf-8"))
         first = json.loads((scored / "scores/test.json").read_text(encoding="utf-8"))

@@ -226,6 +226,32 @@ def test_killed_at_any_moment_a_second_run_makes_the_same(pair, stride, tmp_path
         assert digests(out) == expected, out.name
 
 
+def test_killed_while_binarising_a_second_run_makes_the_same(archives, tmp_path):
+    command = ["--from-dir", archives[2]]
+    script("prepare_wmt14.sh", *arguments(archives, tmp_path / "whole", "clinic", *command))
+    # A stand-in that leaves half of its output and has its shell killed, as by a lost machine.
+    (tmp_path / "bin").mkdir()
+    stub = tmp_path / "bin/fairseq-preprocess"
+    stub.write_text(
+        'for last; do [[ "$before" == --destdir ]] && folder="$last"; before="$last"; done\n'
+        'mkdir -p "$folder"; echo half >"$folder/dict.en.txt"; kill -9 "$PPID"; sleep 1\n'
+    )
+    stub.write_text("#!/usr/bin/env bash\n" + stub.read_text())
+    stub.chmod(0o755)
+    command = arguments(archives, tmp_path / "cut", "clinic", *command)
+    path = f"{tmp_path / 'bin'}{os.pathsep}{BIN}{os.pathsep}{os.environ['PATH']}"
+    cut = script("prepare_wmt14.sh", *command, check=False, variables={"PATH": path})
+    assert cut.returncode == -signal.SIGKILL
+    assert (tmp_path / "cut/data.partial").exists() and not (tmp_path / "cut/data").exists()
+    script("prepare_wmt14.sh", *command)
+    assert not (tmp_path / "cut/data.partial").exists()
+    whole = sorted((tmp_path / "whole/data").iterdir())
+    for file in whole:
+        if file.name != "preprocess.log":
+            assert (tmp_path / "cut/data" / file.name).read_bytes() == file.read_bytes()
+    assert len(whole) > 10
+
+
 class Server(BaseHTTPRequestHandler):
     """Serves a folder with ranges; `trouble` says what goes wrong the first time."""
 

@@ -441,6 +441,22 @@ def test_comet_where_it_is_installed(tmp_path, monkeypatch, capsys):
     assert "| COMET (Unbabel/some-model) |" in (tmp_path / "out.md").read_text()
 
 
+def test_settings_are_reported_and_a_nameless_one_is_refused(tmp_path, capsys):
+    for name, lines in (("hypotheses", HYPOTHESES), ("reference", REFERENCES)):
+        (tmp_path / name).write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+    command = ["--hypotheses", str(tmp_path / "hypotheses")]
+    command += ["--reference", str(tmp_path / "reference"), "--report", str(tmp_path / "out")]
+    main([*command, "--setting", "beam=4", "--setting", "options=--prefix-size=2"])
+    printed = capsys.readouterr().out
+    assert printed.startswith("translated with beam 4, options --prefix-size=2\n")
+    report = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))
+    assert report["settings"] == {"beam": "4", "options": "--prefix-size=2"}
+    assert (tmp_path / "out.md").read_text(encoding="utf-8").startswith("| output | beam |")
+    for wrong in ("beam", "=4"):
+        with pytest.raises(SystemExit, match=f"--setting {wrong}: give a name and a value"):
+            main([*command, "--setting", wrong])
+
+
 def test_markdown_has_only_what_was_computed():
     header = report_markdown(score(HYPOTHESES, REFERENCES), "mine").splitlines()[0]
     assert header == "| output | BLEU | chrF++ | BLEU signature | chrF++ signature |"
