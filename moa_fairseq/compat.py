@@ -6,7 +6,9 @@ Importing this module mends, in the running process:
   allowed by name; the check that a checkpoint runs no code stays on);
 * batching that drops the last sentences of a split (fairseq#5036, #5094, #5351);
 * batching that differs between a run and its resumption after the first epoch;
-* a copy of a checkpoint that is taken for whole when a kill cut it short.
+* a copy of a checkpoint that is taken for whole when a kill cut it short;
+* a gradient that is too large in the last update of an epoch, where batches do not divide among
+  workers and `--update-freq`.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ import numpy as np
 from fairseq.data import data_utils
 from fairseq.file_io import PathManager
 from fairseq.tasks import FairseqTask
+from fairseq.trainer import Trainer
 
 
 def allow_fairseq_checkpoints() -> None:
@@ -148,6 +151,40 @@ def copy_whole_files() -> None:
     PathManager.copy = staticmethod(copy)
 
 
+def count_batches_that_fill_up_as_nothing() -> None:
+    """Let a worker that has fewer batches than others in an update count what it has.
+
+    fairseq fills up with batches whose loss it multiplies by 0. Where the last one of a worker
+    is such a batch it takes the worker's whole sample size and metrics for nothing, though the
+    gradient of the batches before is in the sum: the update is divided by too little.
+    """
+    original_step, original_task_step = Trainer.train_step, FairseqTask.train_step
+    if getattr(original_step, "counts_batches_that_fill_up_as_nothing", False):
+        return
+
+    @functools.wraps(original_step)
+    def train_step(self: Any, samples: Any, *args: Any, **kwargs: Any) -> Any:
+        # Those that fill up come first, so that the last one says whether there is any other.
+        ordered = sorted(samples, key=lambda sample: sample is not None and len(sample) > 0)
+        return original_step(self, ordered, *args, **kwargs)
+
+    @functools.wraps(original_task_step)
+    def task_train_step(self: Any, *args: Any, **kwargs: Any) -> Any:
+        loss, sample_size, logged = original_task_step(self, *args, **kwargs)
+        ignored = kwargs.get("ignore_grad", args[5] if len(args) > 5 else False)
+        if ignored:
+            sample_size = sample_size * 0
+            logged = {
+                name: value * 0 if isinstance(value, (int, float, Tensor, np.ndarray)) else value
+                for name, value in logged.items()
+            }
+        return loss, sample_size, logged
+
+    train_step.counts_batches_that_fill_up_as_nothing = True  # type: ignore[attr-defined]
+    Trainer.train_step = train_step
+    FairseqTask.train_step = task_train_step
+
+
 def recompute(function: Callable[..., Any], offload: bool, *args: Any, **kwargs: Any) -> Any:
     """Call `function` and compute its activations again in the backward pass, not keep them.
 
@@ -186,3 +223,4 @@ allow_fairseq_checkpoints()
 keep_every_sentence()
 resume_with_the_same_batches()
 copy_whole_files()
+count_batches_that_fill_up_as_nothing()

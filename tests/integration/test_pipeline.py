@@ -264,19 +264,29 @@ def test_seed_and_router_weights_decide_the_losses(toy, whole_run, tmp_path):
     assert heavy != whole[:12]
 
 
-def test_two_workers_train_as_one_with_twice_the_batches(toy, tmp_path):
+@pytest.mark.parametrize(
+    ("batches", "update_freq", "updates"),
+    [
+        (("--max-tokens", "1024", "--max-update", "8"), 1, 8),
+        # An epoch of 23 batches: in the last update one worker has one and the other two.
+        (("--batch-size", "136", "--max-tokens", "9999", "--max-epoch", "1"), 2, 6),
+    ],
+)
+def test_two_workers_train_as_one_with_twice_the_batches(
+    toy, tmp_path, batches, update_freq, updates
+):
     common = [
-        *("--max-update", "8", "--dropout", "0", "--log-interval", "1"),
+        *(*batches, "--dropout", "0", "--log-interval", "1"),
         # Heavy router terms, so that a wrong scale of them would show.
         *("--load-balance-weight", "0.5", "--router-z-weight", "0.1"),
     ]
     single = script(
         "train.sh",
         *("--data", toy / "prepared/data", "--save-dir", tmp_path / "one", "--", *SMALL),
-        *("--max-tokens", "1024", *common, "--update-freq", "2"),
+        *(*common, "--update-freq", 2 * update_freq),
     )
     options = [
-        *("--max-tokens", "1024", *common, "--distributed-world-size", "2"),
+        *(*common, "--update-freq", update_freq, "--distributed-world-size", "2"),
         *("--distributed-init-method", f"file://{tmp_path / 'rendezvous'}"),
         *("--distributed-no-spawn", "--distributed-backend", "gloo"),
         *("--ddp-backend", "legacy_ddp"),
@@ -296,7 +306,9 @@ def test_two_workers_train_as_one_with_twice_the_batches(toy, tmp_path):
     result = workers[0].result()
     logs = [single.stdout + single.stderr, result.stdout + result.stderr]
     losses = [[float(loss) for loss in train_losses(log)] for log in logs]
-    assert len(losses[0]) == 8
+    assert len(losses[0]) == updates
+    norms = [[float(n) for n in re.findall(r"train_inner .*?gnorm=([0-9.]+)", log)] for log in logs]
+    assert norms[1] == pytest.approx(norms[0], rel=0.01)
     assert losses[1] == pytest.approx(losses[0], abs=0.002)
     for metric in METRICS:
         for line in (r"train_inner \|", r"valid on 'valid'"):
