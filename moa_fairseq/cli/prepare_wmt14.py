@@ -68,8 +68,8 @@ def main(arguments: Optional[Sequence[str]] = None) -> None:
         "--shard-lines",
         type=int,
         metavar="N",
-        default=100_000,
-        help="lines that a worker takes at a time, and loses when it is killed (default: 100000)",
+        default=50_000,
+        help="lines that a worker takes at a time, and loses when it is killed (default: 50000)",
     )
     parser.add_argument(
         "--keep-work", action="store_true", help="leave the intermediate files in DIR/work"
