@@ -62,7 +62,7 @@ check_prepared() {
 # binarise OUT SOURCE_LANG TARGET_LANG: makes OUT/data of the subwords in OUT/pieces, unless it was
 # made from just these.
 binarise() {
-  local out="$1" digest tests="" number=""
+  local out="$1" digest tests="" number="" reporter status=0
   digest="$(cksum <"$out/manifest.json")"
   if [[ "$(cat -- "$out/data/.manifest-checksum" 2>/dev/null)" == "$digest" ]]; then
     return
@@ -74,11 +74,23 @@ binarise() {
   done
   say "binarising; fairseq-preprocess writes to $out/preprocess.log"
   rm -rf -- "$out/data" "$out/data.partial"
+  # fairseq-preprocess shows no progress, and takes hours on 40 million pairs.
+  # The reporter ends with this shell: once that is gone, it has another parent.
+  {
+    self="$BASHPID"
+    while sleep 10 >/dev/null 2>&1 && [[ "$(ps -o ppid= -p "$self" | tr -d " ")" == "$$" ]]; do
+      printf 'binarising: %s written so far\n' "$(du -sh -- "$out/data.partial" | cut -f 1)" >&2
+    done
+  } &
+  reporter=$!
   fairseq-preprocess \
     --source-lang "$2" --target-lang "$3" \
     --trainpref "$out/pieces/train" --validpref "$out/pieces/valid" --testpref "$tests" \
     --joined-dictionary --destdir "$out/data.partial" --workers "$(nproc)" \
-    >"$out/preprocess.log" 2>&1 ||
+    >"$out/preprocess.log" 2>&1 || status=$?
+  kill "$reporter" 2>/dev/null || true
+  wait "$reporter" 2>/dev/null || true
+  [[ "$status" -eq 0 ]] ||
     die "fairseq-preprocess failed; its last line: $(tail -n 1 -- "$out/preprocess.log")"
   printf '%s' "$digest" >"$out/data.partial/.manifest-checksum"
   mv -- "$out/data.partial" "$out/data"

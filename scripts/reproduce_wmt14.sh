@@ -23,7 +23,8 @@ and it goes on; what is done is not done again.
   --dry-run         print every command and what the experiment takes, and run nothing
   --smoke           the whole chain in minutes on a CPU: miniature archives of a toy language, a
                     small model, a few epochs. Its score means nothing
-  --smoke-text DIR  make the miniature archives of train, valid and test.LANG in this folder
+  --smoke-text DIR  make the miniature archives of train, valid and test.LANG in this folder, of
+                    at most 12,000 training pairs
 For several machines run train_wmt14.sh, or train_wmt14.slurm, by itself.
 HELP
 }
@@ -71,7 +72,7 @@ miniature=(--pair "$pair" --out "$out/miniature.$pair")
 if [[ -n "$smoke" ]]; then
   vocab_size=60 max_epoch=16 max_tokens=1024
   if [[ -n "$smoke_text" ]]; then
-    miniature+=(--text "$smoke_text")
+    miniature+=(--text "$smoke_text" --train-lines 12000)
     vocab_size=4000 max_epoch=10 max_tokens=2048
   fi
   prepare+=(--from-dir "$out/miniature.$pair" --vocab-size "$vocab_size"

@@ -408,7 +408,7 @@ def test_real_text(pair, recipe, tmp_path):
     text = SHARED / f"data/newstest-{pair}"
     if not text.is_dir():
         pytest.skip(f"no {text}; MOA_SHARED names the folder of corpora and references")
-    miniature.build(pair, text, tmp_path / "archives")
+    miniature.build(pair, text, tmp_path / "archives", 9000)
     out = tmp_path / "out"
     run(
         "moa-prepare-wmt14",
@@ -418,6 +418,7 @@ def test_real_text(pair, recipe, tmp_path):
     )
     manifest = json.loads((out / "manifest.json").read_text())
     assert manifest["pairs"]["test"]["kept"] == 3003
+    assert sum(manifest["pairs"][file.name]["read"] for file in PAIRS[pair].corpora) == 9000
     for language in pair.split("-"):
         given = (text / f"test.{language}").read_text(encoding="utf-8").split("\n")[:-1]
         raw = (out / f"raw/test.{language}").read_text(encoding="utf-8").split("\n")[:-1]

@@ -9,12 +9,14 @@ import subprocess
 import sys
 import tarfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from sacrebleu.dataset import DATASETS
 
+from moa_fairseq.cli.prepare_wmt14 import main
 from moa_fairseq.errors import UsageError
-from moa_fairseq.text.wmt14 import archives, shards, steps
+from moa_fairseq.text.wmt14 import archives, estimates, shards, steps
 from moa_fairseq.text.wmt14.archives import ARCHIVES, PAIRS, Archive
 from moa_fairseq.text.wmt14.prepare import FILTERS
 from moa_fairseq.text.wmt14.shards import Lengths, Shard, clean_shard, line_offsets
@@ -319,6 +321,29 @@ def test_a_checksum_file_of_another_form_is_refused(tmp_path):
         archives.read_checksums(good)
     with pytest.raises(UsageError, match="No such file"):
         archives.read_checksums(Path(tmp_path / "none"))
+
+
+def test_the_disk_is_checked_before_the_start(tmp_path, monkeypatch, caplog):
+    free = SimpleNamespace(total=0, used=0, free=76_000_000_000)
+    monkeypatch.setattr(estimates.shutil, "disk_usage", lambda folder: free)
+    caplog.set_level("INFO")
+    for pair, needed in (("en-de", "9.4"), ("en-fr", "73.9")):
+        download = sum(archive.size or 0 for archive in PAIRS[pair].archives())
+        estimates.check_disk(tmp_path, download, PAIRS[pair].pairs * 300)
+        assert f"needs about {needed} GB of disk; 76.0 GB are free" in caplog.text
+    free.free = 73_800_000_000
+    with pytest.raises(
+        UsageError, match=r"about 73\.9 GB of disk are needed and 73\.8 GB are free"
+    ):
+        estimates.check_disk(tmp_path, download, PAIRS[pair].pairs * 300)
+
+
+def test_a_full_disk_ends_the_preparation_before_any_download(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(estimates.shutil, "disk_usage", lambda folder: SimpleNamespace(free=10**9))
+    monkeypatch.delenv("MOA_WMT14_CHECKSUMS", raising=False)
+    with pytest.raises(SystemExit, match="GB of disk are needed"):
+        main(["--pair", "en-fr", "--out", str(tmp_path)])
+    assert not (tmp_path / "archives").exists()
 
 
 def test_a_shard_is_not_trusted_when_what_it_depends_on_has_changed(tmp_path):

@@ -369,7 +369,7 @@ def unpack(path: Path, wanted: Mapping[str, Path]) -> None:
         with (
             open(path, "rb") as raw,
             tqdm.wrapattr(
-                raw, "read", total=path.stat().st_size, desc=f"unpacking {path.name}", leave=False
+                raw, "read", total=path.stat().st_size, unit="B", unit_scale=True, desc=path.name
             ) as stream,
             tarfile.open(fileobj=stream, mode="r|*") as archive,
         ):

@@ -10,7 +10,7 @@ import io
 import random
 import tarfile
 from pathlib import Path
-from typing import Dict, List, Sequence, Tuple
+from typing import Dict, List, Optional, Sequence, Tuple
 
 from ..files import atomic_writer, read_parallel, sha256, write_lines
 from .archives import PAIRS, Pair, members
@@ -47,12 +47,13 @@ def write_toy_text(languages: Tuple[str, str], folder: Path) -> None:
             write_lines(folder / f"{split}.{language}", side)
 
 
-def build(pair_name: str, text: Path, out: Path) -> None:
+def build(pair_name: str, text: Path, out: Path, train_lines: Optional[int] = None) -> None:
     """Write the archives of a pair, and their digests, to `out`.
 
     Args:
         text: folder of `train.LANG`, `valid.LANG` and `test.LANG`; the training text is dealt out
             to the pair's corpora.
+        train_lines: how many of its pairs at most, from the first on; None takes all.
 
     Raises:
         UsageError: when a file is missing, or the sides of a set differ in length.
@@ -63,6 +64,7 @@ def build(pair_name: str, text: Path, out: Path) -> None:
         for split in ("train", "valid", "test")
     }
     contents: Dict[str, Dict[str, bytes]] = {archive.name: {} for archive in pair.archives()}
+    splits["train"] = splits["train"][:train_lines]
     share = -(-len(splits["train"]) // len(pair.corpora))
     for number, file in enumerate(pair.corpora):
         part = splits["train"][number * share : (number + 1) * share]
