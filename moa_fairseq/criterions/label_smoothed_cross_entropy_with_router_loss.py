@@ -55,6 +55,8 @@ class LabelSmoothedCrossEntropyWithRouterLoss(LabelSmoothedCrossEntropyCriterion
     `ppl` are logged without them.
     """
 
+    padding_in_z = False  # the z-loss is over real tokens
+
     def __init__(
         self,
         task: Any,
@@ -83,12 +85,24 @@ class LabelSmoothedCrossEntropyWithRouterLoss(LabelSmoothedCrossEntropyCriterion
             loss, sample_size, logging_output = super().forward(model, sample, reduce=reduce)
         if any(True for _ in moa_attentions(model)):
             masks = translation_padding_masks(sample, self.padding_idx)
-            router_term, statistics = router_loss(model, recorded, masks, self.weights)
-            if model.training:
-                loss = loss + sample_size * router_term
+            router_term, statistics = router_loss(
+                model, recorded, masks, self.weights, self.padding_in_z
+            )
+            loss = self.add_router_term(loss, router_term, sample_size, model, logging_output)
             for name, value in statistics.items():
                 logging_output[name] = value if name.startswith("_") else value * sample_size
         return loss, sample_size, logging_output
+
+    def add_router_term(
+        self,
+        loss: Tensor,
+        router_term: Tensor,
+        sample_size: int,
+        model: nn.Module,
+        logging_output: Dict[str, Any],
+    ) -> Tensor:
+        """The loss of a batch with its router term; may change what is logged."""
+        return loss + sample_size * router_term if model.training else loss
 
     @classmethod
     def reduce_metrics(cls, logging_outputs: List[Dict[str, Any]]) -> None:

@@ -36,6 +36,7 @@ def router_loss(
     recorded: Sequence[RecordedRouting],
     padding_masks: Dict[str, Tensor],
     weights: RouterLossWeights,
+    padding_in_z: bool = False,
 ) -> tuple[Tensor, Dict[str, Any]]:
     """Σ over MoA modules of (α·load balance + β·z + γ·cv²), equation 7, for one batch.
 
@@ -44,6 +45,7 @@ def router_loss(
         recorded: the routings of one forward pass.
         padding_masks: `[batch, length]` bool by attention kind, true where a query is padding.
         weights: α, β, γ.
+        padding_in_z: count padding in the z-loss too, as the authors' code does.
 
     Returns:
         the weighted sum (a scalar with gradient), and what to log: each loss as its mean over
@@ -59,7 +61,7 @@ def router_loss(
             torch.stack(
                 (
                     load_balancing_loss(routing, padding),
-                    router_z_loss(routing, padding),
+                    router_z_loss(routing, None if padding_in_z else padding),
                     cv_squared_loss(routing, padding),
                 )
             )
