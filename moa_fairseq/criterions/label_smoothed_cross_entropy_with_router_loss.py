@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from ..errors import UsageError
 from ..modules.recording import moa_attentions, record_routings
+from ..spellings import LOSS_SPELLINGS, SpellingParser
 from .router_terms import (
     RouterLossWeights,
     log_router_metrics,
@@ -76,6 +77,10 @@ class LabelSmoothedCrossEntropyWithRouterLoss(LabelSmoothedCrossEntropyCriterion
         for flag, weight in zip(flags, self.weights):
             if not weight >= 0:
                 raise UsageError(f"{flag} {weight}: it must not be negative; 0 turns the loss off")
+
+    @classmethod
+    def add_args(cls, parser: Any) -> None:
+        super().add_args(SpellingParser(parser, LOSS_SPELLINGS))
 
     def forward(
         self, model: nn.Module, sample: Dict[str, Any], reduce: bool = True

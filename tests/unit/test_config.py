@@ -195,7 +195,8 @@ def test_every_option_changes_a_result(change):
 def test_every_moa_option_has_a_flag_with_help():
     parser = argparse.ArgumentParser()
     MoATransformerModel.add_args(parser)
-    helps = {action.option_strings[-1]: action.help for action in parser._actions}
+    helps = {flag: action.help for action in parser._actions for flag in action.option_strings}
     for name in MoATransformerConfig.__annotations__:
         flag = "--" + name.replace("_", "-")
-        assert helps[flag] == MoATransformerConfig.__dataclass_fields__[name].metadata["help"]
+        expected = MoATransformerConfig.__dataclass_fields__[name].metadata["help"]
+        assert helps[flag].startswith(expected)
