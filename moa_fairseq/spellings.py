@@ -31,6 +31,7 @@ class Spelling(NamedTuple):
 
 MODEL_SPELLINGS = (
     Spelling("--num-experts", "--num-expert"),
+    Spelling("--ffn-type", "--ffd-type"),
     Spelling(
         "--router-noise",
         "--gating",

@@ -14,7 +14,7 @@ from fairseq.criterions.label_smoothed_cross_entropy import (
 from torch import Tensor, nn
 
 from ..errors import UsageError
-from ..modules.recording import moa_attentions, record_routings
+from ..modules.recording import record_routings, routed_modules
 from ..spellings import LOSS_SPELLINGS, SpellingParser
 from .router_terms import (
     RouterLossWeights,
@@ -88,7 +88,7 @@ class LabelSmoothedCrossEntropyWithRouterLoss(LabelSmoothedCrossEntropyCriterion
         """Loss, sample size and logging output of a batch, as every fairseq criterion."""
         with record_routings(model) as recorded:
             loss, sample_size, logging_output = super().forward(model, sample, reduce=reduce)
-        if any(True for _ in moa_attentions(model)):
+        if any(True for _ in routed_modules(model)):
             masks = translation_padding_masks(sample, self.padding_idx)
             router_term, statistics = router_loss(
                 model, recorded, masks, self.weights, self.padding_in_z

@@ -9,7 +9,12 @@ from moa_fairseq.errors import CheckpointMismatch
 
 from ..toy import toy_model, toy_sample, toy_task
 
-OPTIONS = [{}, {"heads_per_expert": 2, "num_experts": 2}, {"moa_modules": "cross"}]
+OPTIONS = [
+    {},
+    {"heads_per_expert": 2, "num_experts": 2},
+    {"moa_modules": "cross"},
+    {"ffn_type": "moe"},
+]
 
 
 def decode(model, encoder_out, tokens, reorder_at=None, order=None):

@@ -24,9 +24,10 @@ def parse(*arguments, arch="moa_transformer_base", criterion="moa_ce_loss"):
 @pytest.mark.parametrize("criterion", CRITERIA)
 @pytest.mark.parametrize("arch", ["moa_transformer", *NAMED_VARIANTS])
 def test_the_authors_spellings_mean_our_options(arch, criterion):
-    theirs = ["--num-expert", "24", "--gating", "noisy"]
+    theirs = ["--num-expert", "24", "--gating", "noisy", "--ffd-type", "moe"]
     theirs += ["--cvloss", "0.5", "--switchloss", "0.25", "--zloss", "0.125"]
-    ours = ["--num-experts", "24", "--router-noise", "--load-cv-squared-weight", "0.5"]
+    ours = ["--num-experts", "24", "--router-noise", "--ffn-type", "moe"]
+    ours += ["--load-cv-squared-weight", "0.5"]
     ours += ["--load-balance-weight", "0.25", "--router-z-weight", "0.125"]
     found, expected = (parse(*flags, arch=arch, criterion=criterion) for flags in (theirs, ours))
     assert found == expected
@@ -49,6 +50,7 @@ def test_without_a_flag_defaults_stay():
 DIFFERENT = [
     ("--num-expert 8 --num-experts 16", "--num-expert 8 and --num-experts 16"),
     ("--num-experts 16 --num-expert 8", "--num-experts 16 and --num-expert 8"),
+    ("--ffd-type moe --ffn-type normal", "--ffd-type moe and --ffn-type normal"),
     ("--zloss 0.1 --router-z-weight 0.2", "--zloss 0.1 and --router-z-weight 0.2"),
     ("--switchloss 1 --load-balance-weight 0", "--switchloss 1.0 and --load-balance-weight 0.0"),
     ("--cvloss 1 --load-cv-squared-weight 2", "--cvloss 1.0 and --load-cv-squared-weight 2.0"),
