@@ -180,5 +180,7 @@ def _check_same_model(
 def _model_options(state: Dict[str, Any]) -> Dict[str, Any]:
     model = (state.get("cfg") or {}).get("model") or state.get("args") or {}
     options = dict(model) if isinstance(model, dict) else vars(model)
+    # An option that came with a later version has its default in a checkpoint without it.
+    options = {**vars(MoATransformerConfig()), **options}
     names = {*MoATransformerConfig.__dataclass_fields__, "_name", "arch"} - TRAINING_OPTIONS
     return {name: value for name, value in options.items() if name in names}
