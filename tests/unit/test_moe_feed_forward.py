@@ -207,6 +207,25 @@ def test_quantization_noise_changes_training_only_and_needs_fitting_blocks():
         mixture(quant_noise_pq=0.5, quant_noise_block_size=4)
 
 
+@pytest.mark.parametrize("selected,experts", [(2, 4), (3, 3)])
+def test_half_precision_routes_as_full_precision(selected, experts):
+    tokens, padding = (
+        value.float() if value.is_floating_point() else value for value in tokens_and_padding()
+    )
+    module = mixture(selected, experts).float()
+    with padding_of_tokens(padding):
+        expected = module(tokens)
+        with (
+            torch.autocast("cpu", dtype=torch.bfloat16),
+            record_routings(nn.ModuleList([module])) as recorded,
+        ):
+            output = module(tokens)
+    assert recorded[0].routing.logits.dtype == torch.float32
+    torch.testing.assert_close(output.float(), expected, rtol=0.1, atol=0.1)
+    output.float().sum().backward()
+    assert all(p.grad.isfinite().all() for p in module.parameters())
+
+
 def test_unknown_kinds_are_refused():
     with pytest.raises(ValueError, match="encoder-ffn, decoder-ffn"):
         mixture(kind="cross")
