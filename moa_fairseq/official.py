@@ -24,6 +24,7 @@ from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from omegaconf import OmegaConf
 from torch import Tensor
 
+from .checkpoints import first_line
 from .errors import UsageError
 from .models.config import MoATransformerConfig
 from .models.moa_transformer import MoATransformerModel
@@ -70,7 +71,7 @@ def import_state(state: Mapping[str, Any], path: Path) -> Dict[str, Any]:
     _check_origin(theirs, path)
     options = _flat_options(state, path)
     model = convert_options(options, path)
-    parameters = convert_parameters(theirs, int(model["num_experts"]), path)
+    parameters = convert_parameters(theirs, model["num_experts"], path)
     _check_fits(parameters, model, path)
     imported = {name: value for name, value in state.items() if name != "args"}
     imported.update(
@@ -129,6 +130,8 @@ def convert_options(options: Mapping[str, Any], path: Path) -> Dict[str, Any]:
                 f"{path} does not say its {name}, which the authors' code always stores; is the "
                 "checkpoint complete?"
             )
+        if not isinstance(options[name], int):
+            raise UsageError(f"{path}: its {name} is {options[name]!r}, which is not a number")
     if (options.get("ffd_type") or "normal") != "normal":
         raise UsageError(
             f"{path} was trained with --ffd-type {options['ffd_type']}: only checkpoints with "
@@ -139,7 +142,7 @@ def convert_options(options: Mapping[str, Any], path: Path) -> Dict[str, Any]:
         if not name.startswith("_"):
             value = options.get(name, default)
             model[name] = getattr(value, "value", value)  # an enumeration as its text
-    model["num_experts"] = int(options["num_expert"])
+    model["num_experts"] = options["num_expert"]
     model["gate_normalization"] = "none"
     model["router_noise"] = "noisy" in str(options.get("gating") or "")
     return model
@@ -203,7 +206,14 @@ def _check_fits(parameters: Mapping[str, Tensor], options: Dict[str, Any], path:
     Raises:
         UsageError: naming the first parameter that does not fit.
     """
-    model = _empty_model(parameters, options, path)
+    try:
+        model = _empty_model(parameters, options, path)
+    except UsageError:
+        raise
+    except Exception as error:  # whatever fairseq raises for options that make no sense
+        raise UsageError(
+            f"{path}: no model can be built from its options: {first_line(error)}"
+        ) from error
     try:
         with warnings.catch_warnings():
             # The model has no memory, so that nothing is copied: only names and shapes matter.

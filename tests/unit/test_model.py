@@ -44,6 +44,19 @@ def test_step_by_step_equals_the_full_pass(options):
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_step_by_step_with_prefixes_of_different_lengths(options):
+    task = toy_task()
+    model = toy_model(task, **options).eval()
+    sample = toy_sample(task, [3, 6], [5, 2])
+    inputs = sample["net_input"]
+    real = sample["target"].ne(task.src_dict.pad())
+    full, _ = model(**inputs)
+    encoder_out = model.encoder(inputs["src_tokens"], inputs["src_lengths"])
+    steps = torch.stack(decode(model, encoder_out, inputs["prev_output_tokens"]), dim=1)
+    torch.testing.assert_close(steps[real], full[real], atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_reordering_the_beam_equals_reindexing_the_batch(options):
     task = toy_task()
     model = toy_model(task, **options).eval()

@@ -147,6 +147,8 @@ WRONG = [
     ),
     (with_option("num_expert", 5), "does not fit its own options: size mismatch"),
     (with_option("num_expert", None), "num_expert"),
+    (with_option("num_expert", "four"), "num_expert is 'four'"),
+    (with_option("activation_fn", "swish9"), "no model can be built from its options"),
     (with_option("ffd_type", "moe"), "--ffd-type moe"),
     (with_option("encoder_attention_heads", 9), "--encoder-attention-heads 9"),
     (lambda state: state["cfg"].update(model=None), "no options of its model"),
