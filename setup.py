@@ -41,6 +41,7 @@ setup(
     entry_points={
         "console_scripts": [
             "moa-average-checkpoints = moa_fairseq.cli.average_checkpoints:main",
+            "moa-import-official = moa_fairseq.cli.import_official:main",
             "moa-prepare = moa_fairseq.cli.prepare:main",
             "moa-prepare-wmt14 = moa_fairseq.cli.prepare_wmt14:main",
             "moa-profile = moa_fairseq.cli.profile:main",

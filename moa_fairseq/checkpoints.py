@@ -41,18 +41,19 @@ def load_checkpoint(path: Path) -> Dict[str, Any]:
     except FileNotFoundError as error:
         raise UsageError(f"{path}: no such checkpoint") from error
     except (OSError, RuntimeError, ValueError, EOFError, KeyError, TypeError, AttributeError) as e:
-        raise UsageError(f"{path} is not a readable checkpoint: {_first_line(e)}") from e
+        raise UsageError(f"{path} is not a readable checkpoint: {first_line(e)}") from e
     except Exception as error:  # pickle.UnpicklingError, raised for damage and for code alike
         raise UsageError(
             f"{path} is damaged, or holds objects that a fairseq checkpoint does not hold and that "
-            f"are not safe to load: {_first_line(error)}"
+            f"are not safe to load: {first_line(error)}"
         ) from error
     if not isinstance(state, dict) or not isinstance(state.get("model"), dict):
         raise UsageError(f"{path} is not a fairseq checkpoint: it has no model")
     return state
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, or its type where it has none."""
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
@@ -180,5 +181,7 @@ def _check_same_model(
 def _model_options(state: Dict[str, Any]) -> Dict[str, Any]:
     model = (state.get("cfg") or {}).get("model") or state.get("args") or {}
     options = dict(model) if isinstance(model, dict) else vars(model)
+    # An option that came with a later version has its default in a checkpoint without it.
+    options = {**vars(MoATransformerConfig()), **options}
     names = {*MoATransformerConfig.__dataclass_fields__, "_name", "arch"} - TRAINING_OPTIONS
     return {name: value for name, value in options.items() if name in names}

@@ -1,3 +1,3 @@
 """Importing a criterion module registers it with fairseq."""
 
-from . import label_smoothed_cross_entropy_with_router_loss  # noqa: F401
+from . import label_smoothed_cross_entropy_with_router_loss, moa_ce_loss  # noqa: F401

@@ -14,7 +14,8 @@ from fairseq.criterions.label_smoothed_cross_entropy import (
 from torch import Tensor, nn
 
 from ..errors import UsageError
-from ..modules.recording import moa_attentions, record_routings
+from ..modules.recording import record_routings, routed_modules
+from ..spellings import LOSS_SPELLINGS, SpellingParser
 from .router_terms import (
     RouterLossWeights,
     log_router_metrics,
@@ -55,6 +56,8 @@ class LabelSmoothedCrossEntropyWithRouterLoss(LabelSmoothedCrossEntropyCriterion
     `ppl` are logged without them.
     """
 
+    padding_in_z = False  # the z-loss is over real tokens
+
     def __init__(
         self,
         task: Any,
@@ -75,20 +78,36 @@ class LabelSmoothedCrossEntropyWithRouterLoss(LabelSmoothedCrossEntropyCriterion
             if not weight >= 0:
                 raise UsageError(f"{flag} {weight}: it must not be negative; 0 turns the loss off")
 
+    @classmethod
+    def add_args(cls, parser: Any) -> None:
+        super().add_args(SpellingParser(parser, LOSS_SPELLINGS))
+
     def forward(
         self, model: nn.Module, sample: Dict[str, Any], reduce: bool = True
     ) -> Tuple[Tensor, int, Dict[str, Any]]:
         """Loss, sample size and logging output of a batch, as every fairseq criterion."""
         with record_routings(model) as recorded:
             loss, sample_size, logging_output = super().forward(model, sample, reduce=reduce)
-        if any(True for _ in moa_attentions(model)):
+        if any(True for _ in routed_modules(model)):
             masks = translation_padding_masks(sample, self.padding_idx)
-            router_term, statistics = router_loss(model, recorded, masks, self.weights)
-            if model.training:
-                loss = loss + sample_size * router_term
+            router_term, statistics = router_loss(
+                model, recorded, masks, self.weights, self.padding_in_z
+            )
+            loss = self.add_router_term(loss, router_term, sample_size, model, logging_output)
             for name, value in statistics.items():
                 logging_output[name] = value if name.startswith("_") else value * sample_size
         return loss, sample_size, logging_output
+
+    def add_router_term(
+        self,
+        loss: Tensor,
+        router_term: Tensor,
+        sample_size: int,
+        model: nn.Module,
+        logging_output: Dict[str, Any],
+    ) -> Tensor:
+        """The loss of a batch with its router term; may change what is logged."""
+        return loss + sample_size * router_term if model.training else loss
 
     @classmethod
     def reduce_metrics(cls, logging_outputs: List[Dict[str, Any]]) -> None:

@@ -9,8 +9,9 @@ import torch
 from fairseq.logging import metrics
 from torch import Tensor, nn
 
-from ..modules.moa_attention import ATTENTION_KINDS, ENCODER_SELF
-from ..modules.recording import RecordedRouting, moa_attentions
+from ..modules.moa_attention import ENCODER_SELF
+from ..modules.moe_feed_forward import ENCODER_FFN
+from ..modules.recording import ROUTED_KINDS, RecordedRouting, routed_modules
 from ..modules.router_losses import (
     cv_squared_loss,
     expert_counts,
@@ -36,14 +37,16 @@ def router_loss(
     recorded: Sequence[RecordedRouting],
     padding_masks: Dict[str, Tensor],
     weights: RouterLossWeights,
+    padding_in_z: bool = False,
 ) -> tuple[Tensor, Dict[str, Any]]:
     """Σ over MoA modules of (α·load balance + β·z + γ·cv²), equation 7, for one batch.
 
     Args:
         model: the model that ran.
         recorded: the routings of one forward pass.
-        padding_masks: `[batch, length]` bool by attention kind, true where a query is padding.
+        padding_masks: `[batch, length]` bool by kind of module, true where a query is padding.
         weights: α, β, γ.
+        padding_in_z: count padding in the z-loss too, as the authors' code does.
 
     Returns:
         the weighted sum (a scalar with gradient), and what to log: each loss as its mean over
@@ -59,7 +62,7 @@ def router_loss(
             torch.stack(
                 (
                     load_balancing_loss(routing, padding),
-                    router_z_loss(routing, padding),
+                    router_z_loss(routing, None if padding_in_z else padding),
                     cv_squared_loss(routing, padding),
                 )
             )
@@ -82,7 +85,7 @@ def router_loss(
 def _zero_statistics(model: nn.Module) -> Dict[str, Tensor]:
     """A zero for every sum, since workers whose layers were dropped must send the same names."""
     zeros: Dict[str, Tensor] = {}
-    for _, position, module in moa_attentions(model):
+    for _, position, module in routed_modules(model):
         weight = module.router.weight
         scalar = torch.zeros((), device=weight.device)
         zeros[f"_load_{module.kind}_{position}"] = scalar.new_zeros(module.num_experts)
@@ -92,7 +95,7 @@ def _zero_statistics(model: nn.Module) -> Dict[str, Tensor]:
 
 
 def log_router_metrics(logging_outputs: Sequence[Dict[str, Any]]) -> None:
-    """Log router losses and, for each kind of attention, load and entropy.
+    """Log router losses and, for each kind of attention and feed-forward, load and entropy.
 
     Losses are averaged with the sample size as weight. Statistics are derived from sums over
     the whole logging interval (or validation set): the coefficient of variation of expert load
@@ -108,7 +111,7 @@ def log_router_metrics(logging_outputs: Sequence[Dict[str, Any]]) -> None:
     for name in ("router_loss", *LOSS_NAMES):
         if name in names:
             metrics.log_scalar(name, total(name) / sample_size, sample_size, round=4)
-    for kind in ATTENTION_KINDS:
+    for kind in ROUTED_KINDS:
         loads = [name for name in names if name.startswith(f"_load_{kind}_")]
         if not loads:
             continue
@@ -150,4 +153,6 @@ def translation_padding_masks(sample: Dict[str, Any], padding_index: int) -> Dic
     """Which query tokens are padding, decided once from the tokens of a batch."""
     source = sample["net_input"]["src_tokens"].eq(padding_index)  # [batch, S]
     target = sample["net_input"]["prev_output_tokens"].eq(padding_index)  # [batch, T]
-    return {kind: source if kind == ENCODER_SELF else target for kind in ATTENTION_KINDS}
+    return {
+        kind: source if kind in (ENCODER_SELF, ENCODER_FFN) else target for kind in ROUTED_KINDS
+    }

@@ -29,7 +29,12 @@ class MoAOptions:
     router_init_std: float
     output_init_gain: float
     projection_bias: bool
+    ffn_type: str
+    ffn_num_experts: int
+    ffn_num_selected: int
 
+
+FFN_TYPES = ("normal", "moe")
 
 # Decoder sizes that follow the encoder's when they are not given, as in fairseq's own
 # architectures, and the decoder's input and output that follow its inner size.
@@ -141,6 +146,21 @@ class MoATransformerConfig(FlatTransformerConfig):  # type: ignore[misc, valid-t
         default=False,
         metadata={"help": "add biases to the query, key, value and output projections of MoA"},
     )
+    ffn_type: ChoiceEnum(FFN_TYPES) = field(  # type: ignore[valid-type]
+        default="normal",
+        metadata={
+            "help": "feed-forward of each layer: fairseq's (normal) or a mixture of experts (moe), "
+            "each of them with the hidden size of --encoder-ffn-embed-dim or "
+            "--decoder-ffn-embed-dim, with the router of the attentions but no --sample-topk"
+        },
+    )
+    ffn_num_experts: int = field(
+        default=8, metadata={"help": "experts in each feed-forward with --ffn-type moe"}
+    )
+    ffn_num_selected: int = field(
+        default=2,
+        metadata={"help": "experts of a feed-forward that a token uses with --ffn-type moe"},
+    )
 
 
 def named_variant(
@@ -221,6 +241,11 @@ def moa_options(flat: Any, transformer: dict) -> MoAOptions:
         raise UsageError(
             f"--output-init-gain {flat.output_init_gain}: it must be positive; the default is 0.4"
         )
+    if not 1 <= flat.ffn_num_selected <= flat.ffn_num_experts:
+        raise UsageError(
+            f"--ffn-num-selected {flat.ffn_num_selected}: it must lie between 1 and "
+            f"--ffn-num-experts {flat.ffn_num_experts}"
+        )
     for side, kinds in (("encoder", {ENCODER_SELF}), ("decoder", {DECODER_SELF, CROSS})):
         if kinds.isdisjoint(modules):
             continue
@@ -247,12 +272,15 @@ def moa_options(flat: Any, transformer: dict) -> MoAOptions:
         num_experts=int(flat.num_experts),
         head_dim=int(flat.head_dim),
         heads_per_expert=int(flat.heads_per_expert),
-        gate_normalization=str(getattr(flat.gate_normalization, "value", flat.gate_normalization)),
+        gate_normalization=_choice(flat.gate_normalization),
         router_noise=bool(flat.router_noise),
         sample_topk=int(flat.sample_topk),
         router_init_std=float(flat.router_init_std),
         output_init_gain=float(flat.output_init_gain),
         projection_bias=bool(flat.projection_bias),
+        ffn_type=_choice(flat.ffn_type),
+        ffn_num_experts=int(flat.ffn_num_experts),
+        ffn_num_selected=int(flat.ffn_num_selected),
     )
 
 
@@ -266,6 +294,11 @@ def parse_moa_modules(text: str) -> Tuple[str, ...]:
             "by commas; for none of them use --arch transformer"
         )
     return tuple(kind for kind in ATTENTION_KINDS if kind in named)
+
+
+def _choice(value: Any) -> str:
+    """The text of a member of an enumeration, or the text itself."""
+    return str(getattr(value, "value", value))
 
 
 def _flag(name: str) -> str:

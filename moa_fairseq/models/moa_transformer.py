@@ -21,6 +21,7 @@ from ..modules.transformer_layer import (
     MoATransformerEncoderLayer,
     RecomputedLayer,
 )
+from ..spellings import MODEL_SPELLINGS, SpellingParser
 from .config import MoATransformerConfig, named_variant, transformer_config
 
 
@@ -58,7 +59,9 @@ class MoATransformerModel(TransformerModelBase):
     def add_args(cls, parser: Any) -> None:
         # Without defaults: they come from the config class of the chosen architecture.
         config_class = getattr(cls, "__dataclass")
-        gen_parser_from_dataclass(parser, config_class(), delete_default=True)
+        gen_parser_from_dataclass(
+            SpellingParser(parser, MODEL_SPELLINGS), config_class(), delete_default=True
+        )
 
     @classmethod
     def build_model(cls, cfg: Any, task: Any) -> MoATransformerModel:

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import re
 from contextlib import contextmanager
-from typing import Any, Callable, Iterator, List, NamedTuple
+from typing import Any, Callable, Iterator, List, NamedTuple, Union
 
 from torch import nn
 
-from .moa_attention import MixtureOfAttentionHeads
+from .moa_attention import ATTENTION_KINDS, MixtureOfAttentionHeads
+from .moe_feed_forward import FEED_FORWARD_KINDS, MixtureOfFeedForwards
 from .routing import Routing
+
+ROUTED_KINDS = (*ATTENTION_KINDS, *FEED_FORWARD_KINDS)
+RoutedModule = Union[MixtureOfAttentionHeads, MixtureOfFeedForwards]
 
 
 class RecordedRouting(NamedTuple):
     """A routing and where it came from.
 
     Attributes:
-        name: the attention module's name in the model, `decoder.layers.0.encoder_attn`, say.
-        kind: which attention it is, one of `ATTENTION_KINDS`.
-        position: its place among the model's attentions of that kind, counted from 0.
+        name: the module's name in the model, `decoder.layers.0.encoder_attn`, say.
+        kind: which attention or feed-forward it is, one of `ROUTED_KINDS`.
+        position: its place among the model's modules of that kind, counted from 0.
         routing: tensors of shape `[batch, length, ...]`, attached to the graph.
     """
 
@@ -30,7 +34,9 @@ class RecordedRouting(NamedTuple):
 
 @contextmanager
 def record_routings(model: nn.Module) -> Iterator[List[RecordedRouting]]:
-    """Collect the routing of every MoA attention that runs inside the `with` block.
+    """Collect the routing of every MoA attention and mixture of feed-forwards that runs.
+
+    That is, of those that run inside the `with` block.
 
     Layers that do not run (LayerDrop) leave no entry; a module that runs twice leaves two.
     Outside such a block nothing is kept and nothing is paid.
@@ -48,7 +54,7 @@ def record_routings(model: nn.Module) -> Iterator[List[RecordedRouting]]:
 
     handles = [
         module.router.register_forward_hook(hook_for(name, module.kind, position))
-        for name, position, module in moa_attentions(model)
+        for name, position, module in routed_modules(model)
     ]
     try:
         yield recorded
@@ -57,12 +63,19 @@ def record_routings(model: nn.Module) -> Iterator[List[RecordedRouting]]:
             handle.remove()
 
 
-def moa_attentions(model: nn.Module) -> Iterator[tuple[str, int, MixtureOfAttentionHeads]]:
-    """Every MoA attention of a model with its name and its place among those of its kind."""
+def routed_modules(model: nn.Module) -> Iterator[tuple[str, int, RoutedModule]]:
+    """Every routed module of a model with its name and its place among those of its kind."""
     seen: dict[str, int] = {}
     for name, module in model.named_modules():
-        if isinstance(module, MixtureOfAttentionHeads):
+        if isinstance(module, (MixtureOfAttentionHeads, MixtureOfFeedForwards)):
             position = seen.get(module.kind, 0)
             seen[module.kind] = position + 1
             # Data-parallel wrappers put their own prefix before the model's names.
             yield re.sub(r"^(module\.)+", "", name), position, module
+
+
+def moa_attentions(model: nn.Module) -> Iterator[tuple[str, int, MixtureOfAttentionHeads]]:
+    """Every MoA attention of a model with its name and its place among those of its kind."""
+    for name, position, module in routed_modules(model):
+        if isinstance(module, MixtureOfAttentionHeads):
+            yield name, position, module

@@ -1,4 +1,7 @@
-"""fairseq's Transformer layers with MoA attention in the places that `--moa-modules` names."""
+"""fairseq's Transformer layers with MoA attention in the places that `--moa-modules` names.
+
+With `--ffn-type moe` their feed-forward is a mixture of experts too.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,16 @@ from fairseq.modules.transformer_layer import (
     TransformerDecoderLayerBase,
     TransformerEncoderLayerBase,
 )
-from torch import nn
+from torch import Tensor, nn
 
 from ..compat import recompute
 from .moa_attention import CROSS, DECODER_SELF, ENCODER_SELF, MixtureOfAttentionHeads
+from .moe_feed_forward import (
+    DECODER_FFN,
+    ENCODER_FFN,
+    MixtureOfFeedForwards,
+    padding_of_tokens,
+)
 
 
 class RecomputedLayer(nn.Module):
@@ -27,7 +36,39 @@ class RecomputedLayer(nn.Module):
         return recompute(super().forward, self.offload_activations, *args, **kwargs)
 
 
-class MoATransformerEncoderLayer(RecomputedLayer, TransformerEncoderLayerBase):
+class FeedForwardEncoderLayer(TransformerEncoderLayerBase):
+    """An encoder layer whose feed-forward is what `cfg.moa.ffn_type` says."""
+
+    def __init__(self, cfg: TransformerConfig, *args: Any, **kwargs: Any) -> None:
+        super().__init__(cfg, *args, **kwargs)
+        if cfg.moa.ffn_type == "moe":
+            replace_feed_forward(self, ENCODER_FFN, cfg.encoder, cfg)
+
+    def forward(
+        self, x: Tensor, encoder_padding_mask: Optional[Tensor], *args: Any, **kwargs: Any
+    ) -> Any:
+        with padding_of_tokens(encoder_padding_mask):
+            return super().forward(x, encoder_padding_mask, *args, **kwargs)
+
+
+class FeedForwardDecoderLayer(TransformerDecoderLayerBase):
+    """A decoder layer whose feed-forward is what `cfg.moa.ffn_type` says."""
+
+    def __init__(self, cfg: TransformerConfig, *args: Any, **kwargs: Any) -> None:
+        super().__init__(cfg, *args, **kwargs)
+        if cfg.moa.ffn_type == "moe":
+            replace_feed_forward(self, DECODER_FFN, cfg.decoder, cfg)
+
+    def forward(
+        self, x: Tensor, *args: Any, self_attn_padding_mask: Optional[Tensor] = None, **kwargs: Any
+    ) -> Any:
+        with padding_of_tokens(self_attn_padding_mask):
+            return super().forward(
+                x, *args, self_attn_padding_mask=self_attn_padding_mask, **kwargs
+            )
+
+
+class MoATransformerEncoderLayer(RecomputedLayer, FeedForwardEncoderLayer):
     """An encoder layer; `cfg.moa` holds a :class:`~moa_fairseq.models.config.MoAOptions`."""
 
     def build_self_attention(self, embed_dim: int, cfg: TransformerConfig) -> nn.Module:
@@ -36,7 +77,7 @@ class MoATransformerEncoderLayer(RecomputedLayer, TransformerEncoderLayerBase):
         return build_moa_attention(ENCODER_SELF, embed_dim, cfg.encoder.attention_heads, cfg)
 
 
-class MoATransformerDecoderLayer(RecomputedLayer, TransformerDecoderLayerBase):
+class MoATransformerDecoderLayer(RecomputedLayer, FeedForwardDecoderLayer):
     """A decoder layer; `cfg.moa` holds a :class:`~moa_fairseq.models.config.MoAOptions`."""
 
     def build_self_attention(
@@ -86,3 +127,28 @@ def build_moa_attention(
         quant_noise_pq=cfg.quant_noise.pq,
         quant_noise_block_size=cfg.quant_noise.pq_block_size,
     )
+
+
+def replace_feed_forward(layer: Any, kind: str, side: Any, cfg: TransformerConfig) -> None:
+    """Put a mixture of feed-forwards in the place of fairseq's.
+
+    fairseq's layers compute `fc2(dropout(activation_fn(fc1(x))))`. The first of them becomes the
+    whole mixture, with the activation and the dropout inside, the others do nothing.
+    """
+    layer.fc1 = MixtureOfFeedForwards(
+        side.embed_dim,
+        side.ffn_embed_dim,
+        cfg.moa.ffn_num_selected,
+        cfg.moa.ffn_num_experts,
+        layer.activation_fn,
+        layer.activation_dropout_module.p,
+        kind=kind,
+        gate_normalization=cfg.moa.gate_normalization,
+        router_noise=cfg.moa.router_noise,
+        router_init_std=cfg.moa.router_init_std,
+        quant_noise_pq=cfg.quant_noise.pq,
+        quant_noise_block_size=cfg.quant_noise.pq_block_size,
+    )
+    layer.activation_fn = nn.Identity()
+    layer.activation_dropout_module = nn.Identity()
+    layer.fc2 = nn.Identity()

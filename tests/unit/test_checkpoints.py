@@ -47,6 +47,15 @@ def test_average_is_the_mean_and_keeps_types_and_sharing(tmp_path):
     assert state["extra_state"]["epoch"] == 6
 
 
+def test_an_option_of_a_later_version_counts_as_its_default(tmp_path):
+    old = save(tmp_path / "old.pt", 1)
+    new = save(tmp_path / "new.pt", 3, ffn_type="normal")
+    average_checkpoints([old, new], tmp_path / "average.pt")
+    other = save(tmp_path / "other.pt", 3, ffn_type="moe")
+    with pytest.raises(UsageError, match="option ffn_type is moe instead of normal"):
+        average_checkpoints([old, other], tmp_path / "average.pt")
+
+
 def test_sums_do_not_round_to_half_precision(tmp_path):
     # 2048 + 1 is not representable in float16; the mean of 2048, 2048, 2051 is 2049.
     values = {2048: 2048, 2049: 2048, 2051: 2051}
@@ -78,7 +87,7 @@ def test_other_models_are_refused_and_nothing_is_written(tmp_path):
     good = save(tmp_path / "good.pt", 1)
     others = {
         "num_experts is 16 instead of 8": save(tmp_path / "e.pt", 1, num_experts=16),
-        "head_dim is 4 instead of None": save(tmp_path / "d.pt", 1, head_dim=4),
+        "head_dim is 4 instead of 128": save(tmp_path / "d.pt", 1, head_dim=4),
         "parameter count is": save(tmp_path / "s.pt", 1, model={"count": torch.zeros(2)}),
     }
     for message, other in others.items():

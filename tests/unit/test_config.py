@@ -112,6 +112,11 @@ WRONG = [
     ({"output_init_gain": 0.0}, "--output-init-gain 0.0"),
     ({"moa_modules": ""}, "--moa-modules ''"),
     ({"moa_modules": "encoder"}, "encoder-self, decoder-self, cross"),
+    ({"ffn_num_selected": 0}, "--ffn-num-selected 0"),
+    (
+        {"ffn_num_selected": 9},
+        "--ffn-num-selected 9: it must lie between 1 and --ffn-num-experts 8",
+    ),
     ({"encoder_attention_heads": 0}, "--encoder-attention-heads 0"),
     ({"encoder_xformers_att_config": "{}"}, "--encoder-xformers-att-config"),
 ]
@@ -165,6 +170,7 @@ CHANGES = [
     {"output_init_gain": 1.0},
     {"moa_modules": "cross"},
     {"projection_bias": True},
+    {"ffn_type": "moe"},
     {"quant_noise_pq": 0.3},
     {"encoder_normalize_before": True},
     {"cross_self_attention": True, "no_cross_attention": True},
@@ -175,13 +181,35 @@ CHANGES = [
 ]
 
 
+# As above, but with a mixture of feed-forwards before and after.
+FFN_CHANGES = [
+    {"ffn_num_experts": 5},
+    {"ffn_num_selected": 3},
+    {"gate_normalization": "none", "moa_modules": "cross"},
+    {"encoder_ffn_embed_dim": 24},
+    {"decoder_ffn_embed_dim": 24},
+    {"activation_fn": "gelu"},
+    {"activation_dropout": 0.4},
+    {"relu_dropout": 0.4},
+]
+
+
 @pytest.mark.parametrize("change", CHANGES, ids=str)
 def test_every_option_changes_a_result(change):
+    assert_changes_a_result({}, change)
+
+
+@pytest.mark.parametrize("change", FFN_CHANGES, ids=str)
+def test_every_option_of_the_feed_forward_changes_a_result(change):
+    assert_changes_a_result({"ffn_type": "moe"}, change)
+
+
+def assert_changes_a_result(common, change):
     task = toy_task()
     sample = toy_sample(task, [3, 5], [4, 2])
 
     def result(**options):
-        model = toy_model(task, **options).train()
+        model = toy_model(task, **{**common, **options}).train()
         torch.manual_seed(3)
         output = model(**sample["net_input"])[0]
         assert output.isfinite().all()
@@ -195,7 +223,8 @@ def test_every_option_changes_a_result(change):
 def test_every_moa_option_has_a_flag_with_help():
     parser = argparse.ArgumentParser()
     MoATransformerModel.add_args(parser)
-    helps = {action.option_strings[-1]: action.help for action in parser._actions}
+    helps = {flag: action.help for action in parser._actions for flag in action.option_strings}
     for name in MoATransformerConfig.__annotations__:
         flag = "--" + name.replace("_", "-")
-        assert helps[flag] == MoATransformerConfig.__dataclass_fields__[name].metadata["help"]
+        expected = MoATransformerConfig.__dataclass_fields__[name].metadata["help"]
+        assert helps[flag].startswith(expected)

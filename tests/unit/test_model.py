@@ -9,7 +9,12 @@ from moa_fairseq.errors import CheckpointMismatch
 
 from ..toy import toy_model, toy_sample, toy_task
 
-OPTIONS = [{}, {"heads_per_expert": 2, "num_experts": 2}, {"moa_modules": "cross"}]
+OPTIONS = [
+    {},
+    {"heads_per_expert": 2, "num_experts": 2},
+    {"moa_modules": "cross"},
+    {"ffn_type": "moe"},
+]
 
 
 def decode(model, encoder_out, tokens, reorder_at=None, order=None):
@@ -36,6 +41,19 @@ def test_step_by_step_equals_the_full_pass(options):
     encoder_out = model.encoder(inputs["src_tokens"], inputs["src_lengths"])
     steps = decode(model, encoder_out, inputs["prev_output_tokens"])
     torch.testing.assert_close(torch.stack(steps, dim=1), full, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_step_by_step_with_prefixes_of_different_lengths(options):
+    task = toy_task()
+    model = toy_model(task, **options).eval()
+    sample = toy_sample(task, [3, 6], [5, 2])
+    inputs = sample["net_input"]
+    real = sample["target"].ne(task.src_dict.pad())
+    full, _ = model(**inputs)
+    encoder_out = model.encoder(inputs["src_tokens"], inputs["src_lengths"])
+    steps = torch.stack(decode(model, encoder_out, inputs["prev_output_tokens"]), dim=1)
+    torch.testing.assert_close(steps[real], full[real], atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
