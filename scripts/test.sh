@@ -26,5 +26,7 @@ shellcheck -x scripts/*.sh scripts/*.slurm .ci/run
 if [[ $# -eq 0 ]]; then
   set -- -m "not slow"
 fi
+# Two workers with threads of their own would only wait for each other on two cores.
+export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
 # A file's tests share what they trained, so they stay on one worker.
 python -m pytest -n 2 --dist loadfile "$@"
