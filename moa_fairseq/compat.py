@@ -9,6 +9,7 @@ Importing this module mends, in the running process:
 * a copy of a checkpoint that is taken for whole when a kill cut it short;
 * checkpoints that would run code, or that end in a traceback where they are damaged;
 * a run that several workers resume, with torch >= 2.6;
+* options that are code, and `--ddp-backend fully_sharded` without fairscale;
 * a gradient that is too large in the last update of an epoch, where batches do not divide among
   workers and `--update-freq`.
 """
@@ -271,6 +272,29 @@ def _nothing_run() -> Iterator[None]:
             os.environ[name] = before
 
 
+def refuse_fully_sharded() -> None:
+    """Let `--ddp-backend fully_sharded` end in one line where fairscale is missing."""
+    train_command = importlib.import_module("fairseq_cli.train")
+    original = train_command.fsdp_enable_wrap
+    if getattr(original, "says_what_is_missing", False):
+        return
+
+    @contextmanager
+    def fsdp_enable_wrap(cfg: Any) -> Iterator[None]:
+        try:
+            importlib.import_module("fairscale")
+        except ImportError as error:
+            raise UsageError(
+                "--ddp-backend fully_sharded needs fairscale, which is not installed; use "
+                "--ddp-backend pytorch_ddp or legacy_ddp"
+            ) from error
+        with original(cfg):
+            yield
+
+    fsdp_enable_wrap.says_what_is_missing = True  # type: ignore[attr-defined]
+    vars(train_command)["fsdp_enable_wrap"] = fsdp_enable_wrap
+
+
 def take_no_code_for_an_option() -> None:
     """Let no option be a program.
 
@@ -347,3 +371,4 @@ copy_whole_files()
 count_batches_that_fill_up_as_nothing()
 read_checkpoints_safely()
 take_no_code_for_an_option()
+refuse_fully_sharded()

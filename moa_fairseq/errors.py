@@ -43,7 +43,7 @@ def unreadable_checkpoint(path: Union[str, Path], error: BaseException) -> Usage
     if type(error).__name__ == "UnpicklingError":  # for damage and for code alike
         # torch's first lines advise to run what the file holds; the cause comes after.
         refused = re.search(r"unsupported global:? (?:GLOBAL )?(\S+)", str(error), re.IGNORECASE)
-        other = re.search(r"WeightsUnpickler error: (.+)", str(error))
+        other = re.search(r"WeightsUnpickler error:\s+(.+)", str(error))
         cause = f"it names {refused[1]}" if refused else other[1] if other else "it is no pickle"
         return UsageError(
             f"{path} is damaged, or holds objects that a fairseq checkpoint does not hold and that "

@@ -46,7 +46,7 @@ def bad(good, tmp_path_factory):
     state = torch.load(good, weights_only=True)
     state["extra_state"]["more"] = RunsCode(victim)
     torch.save(state, folder / "hostile.pt")
-    (folder / "pickle.pt").write_bytes(pickle.dumps(RunsCode(victim)))
+    (folder / "pickle.pt").write_bytes(pickle.dumps(RunsCode(victim), protocol=2))
     (folder / "truncated.pt").write_bytes(good.read_bytes()[: good.stat().st_size // 2])
     (folder / "empty.pt").write_bytes(b"")
     (folder / "random.pt").write_bytes(torch.arange(4000).numpy().tobytes())
