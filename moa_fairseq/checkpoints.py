@@ -10,7 +10,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 import torch
 from torch import Tensor
 
-from .errors import UsageError
+from .errors import UsageError, unreadable_checkpoint
 from .models.config import MoATransformerConfig
 from .text.files import atomic_writer
 
@@ -38,23 +38,11 @@ def load_checkpoint(path: Path) -> Dict[str, Any]:
     """
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
-    except FileNotFoundError as error:
-        raise UsageError(f"{path}: no such checkpoint") from error
-    except (OSError, RuntimeError, ValueError, EOFError, KeyError, TypeError, AttributeError) as e:
-        raise UsageError(f"{path} is not a readable checkpoint: {first_line(e)}") from e
-    except Exception as error:  # pickle.UnpicklingError, raised for damage and for code alike
-        raise UsageError(
-            f"{path} is damaged, or holds objects that a fairseq checkpoint does not hold and that "
-            f"are not safe to load: {first_line(error)}"
-        ) from error
+    except Exception as error:
+        raise unreadable_checkpoint(path, error) from error
     if not isinstance(state, dict) or not isinstance(state.get("model"), dict):
         raise UsageError(f"{path} is not a fairseq checkpoint: it has no model")
     return state
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of an error's message, or its type where it has none."""
-    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def find_checkpoints(

@@ -7,6 +7,9 @@ Importing this module mends, in the running process:
 * batching that drops the last sentences of a split (fairseq#5036, #5094, #5351);
 * batching that differs between a run and its resumption after the first epoch;
 * a copy of a checkpoint that is taken for whole when a kill cut it short;
+* checkpoints that would run code, or that end in a traceback where they are damaged;
+* a run that several workers resume, with torch >= 2.6;
+* options that are code, and `--ddp-backend fully_sharded` without fairscale;
 * a gradient that is too large in the last update of an epoch, where batches do not divide among
   workers and `--update-freq`.
 """
@@ -14,12 +17,16 @@ Importing this module mends, in the running process:
 from __future__ import annotations
 
 import argparse
+import ast
 import codecs
 import functools
 import importlib
 import importlib.util
 import os
-from typing import Any, Callable, List, Sequence
+import sys
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Callable, Iterator, List, Mapping, Optional, Sequence
 
 import torch
 from torch import Tensor
@@ -32,10 +39,22 @@ if importlib.util.find_spec("fairseq") is None:
     )
 
 import numpy as np
+from fairseq import checkpoint_utils
 from fairseq.data import data_utils
+from fairseq.distributed import utils as distributed_utils
 from fairseq.file_io import PathManager
 from fairseq.tasks import FairseqTask
 from fairseq.trainer import Trainer
+from omegaconf.errors import OmegaConfBaseException
+
+from .errors import UsageError, unreadable_checkpoint
+
+# Whether a checkpoint may be trained further: called with its path, its state, and the
+# trainer's config.
+resumption_checks: List[Callable[[str, Mapping[str, Any], Any], None]] = []
+
+# The config of the trainer that is resuming, and whether what it resumes must be the same model.
+_resuming: ContextVar[Optional[Any]] = ContextVar("resuming", default=None)
 
 
 def allow_fairseq_checkpoints() -> None:
@@ -62,6 +81,10 @@ def allow_fairseq_checkpoints() -> None:
             *numpy_dtypes,
         ]
     )
+    # What stands for a tensor where one worker sends the others what it has read.
+    placeholder = getattr(distributed_utils, "_TensorPlaceholder", None)
+    if placeholder is not None:
+        torch.serialization.add_safe_globals([placeholder])
 
 
 def keep_every_sentence() -> None:
@@ -185,6 +208,128 @@ def count_batches_that_fill_up_as_nothing() -> None:
     FairseqTask.train_step = task_train_step
 
 
+def read_checkpoints_safely() -> None:
+    """Let fairseq read a checkpoint without running anything, or refuse it in one line.
+
+    All of fairseq's commands and `from_pretrained` read checkpoints by the one function that is
+    wrapped here. Only torch's own switch, TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD=1 in the environment,
+    lets a checkpoint run what it holds.
+    """
+    original, original_resume = checkpoint_utils.load_checkpoint_to_cpu, Trainer.load_checkpoint
+    if getattr(original, "reads_safely", False):
+        return
+
+    @functools.wraps(original)
+    def load_checkpoint_to_cpu(path: str, *args: Any, **kwargs: Any) -> Any:
+        try:
+            with _nothing_run():
+                state = original(path, *args, **kwargs)
+            if not isinstance(state.get("model"), Mapping):
+                raise KeyError("model")
+        except (UsageError, OmegaConfBaseException):
+            raise  # options given beside the checkpoint
+        except Exception as error:
+            raise unreadable_checkpoint(path, error) from error
+        resumed_by = _resuming.get()
+        if resumed_by is not None:
+            for check in resumption_checks:
+                check(path, state, resumed_by)
+            # The trainer does not look at it, and other workers could not be sent it.
+            state["cfg"] = state["args"] = None
+        return state
+
+    @functools.wraps(original_resume)
+    def load_checkpoint(
+        self: Any, filename: str, reset_optimizer: bool = False, *args: Any, **kwargs: Any
+    ) -> Any:
+        # With --reset-optimizer and --finetune-from-model another model is meant.
+        token = _resuming.set(None if reset_optimizer else self.cfg)
+        try:
+            return original_resume(self, filename, reset_optimizer, *args, **kwargs)
+        finally:
+            _resuming.reset(token)
+
+    load_checkpoint_to_cpu.reads_safely = True  # type: ignore[attr-defined]
+    checkpoint_utils.load_checkpoint_to_cpu = load_checkpoint_to_cpu
+    Trainer.load_checkpoint = load_checkpoint
+
+
+@contextmanager
+def _nothing_run() -> Iterator[None]:
+    """torch.load runs nothing in this block, whatever its default is in this version."""
+    if "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD" in os.environ:
+        yield
+        return
+    name = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
+    before = os.environ.get(name)
+    os.environ[name] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
+
+
+def refuse_fully_sharded() -> None:
+    """Let `--ddp-backend fully_sharded` end in one line where fairscale is missing."""
+    train_command = importlib.import_module("fairseq_cli.train")
+    original = train_command.fsdp_enable_wrap
+    if getattr(original, "says_what_is_missing", False):
+        return
+
+    @contextmanager
+    def fsdp_enable_wrap(cfg: Any) -> Iterator[None]:
+        try:
+            importlib.import_module("fairscale")
+        except ImportError as error:
+            raise UsageError(
+                "--ddp-backend fully_sharded needs fairscale, which is not installed; use "
+                "--ddp-backend pytorch_ddp or legacy_ddp"
+            ) from error
+        with original(cfg):
+            yield
+
+    fsdp_enable_wrap.says_what_is_missing = True  # type: ignore[attr-defined]
+    vars(train_command)["fsdp_enable_wrap"] = fsdp_enable_wrap
+
+
+def take_no_code_for_an_option() -> None:
+    """Let no option be a program.
+
+    Some of fairseq's models and tasks pass options to `eval`, and those of a checkpoint come from
+    whoever made it. Their modules get an `eval` of their own, for numbers and texts.
+    """
+    for name, module in list(sys.modules.items()):
+        if name.startswith("fairseq.") and module is not None:
+            vars(module).setdefault("eval", value_of_option)
+
+
+_VALUES = (
+    *(ast.Expression, ast.Constant, ast.Tuple, ast.List, ast.Dict, ast.Set, ast.Load),
+    *(ast.UnaryOp, ast.USub, ast.UAdd, ast.BinOp, ast.Add, ast.Sub, ast.Mult, ast.Div),
+)
+
+
+def value_of_option(text: Any, *_: Any) -> Any:
+    """The value of an option that is an expression of constants, `[(512, 3)] * 20`, say.
+
+    Raises:
+        TypeError: for anything but a text, as `eval` does.
+        UsageError: for a name, a call or anything else that is more than a value.
+    """
+    if not isinstance(text, str):
+        raise TypeError(f"{text!r} is not a text")
+    tree = ast.parse(text.strip(), mode="eval")
+    if not all(isinstance(node, _VALUES) for node in ast.walk(tree)):
+        raise UsageError(
+            f"the option {text!r} is code and not a value; it was not run; write the value itself, "
+            "and do not use a checkpoint that has such an option"
+        )
+    return eval(compile(tree, "<option>", "eval"), {"__builtins__": {}})
+
+
 def recompute(function: Callable[..., Any], offload: bool, *args: Any, **kwargs: Any) -> Any:
     """Call `function` and compute its activations again in the backward pass, not keep them.
 
@@ -224,3 +369,6 @@ keep_every_sentence()
 resume_with_the_same_batches()
 copy_whole_files()
 count_batches_that_fill_up_as_nothing()
+read_checkpoints_safely()
+take_no_code_for_an_option()
+refuse_fully_sharded()

@@ -1,4 +1,10 @@
-"""The error that a user can mend."""
+"""The errors that a user can mend."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Union
 
 
 class UsageError(ValueError, SystemExit):
@@ -19,3 +25,42 @@ class CheckpointMismatch(SystemExit):
 
     Only a `SystemExit`: fairseq replaces every `Exception` there by one that does not say why.
     """
+
+
+class NonFiniteRouter(SystemExit):
+    """A router whose logits are infinite or NaN, in training.
+
+    Only a `SystemExit`: fairseq answers an `Exception` in a training step with a checkpoint of
+    the broken model, and takes an overflow for one of the gradients, which a lower loss scale
+    would mend.
+    """
+
+
+def unreadable_checkpoint(path: Union[str, Path], error: BaseException) -> UsageError:
+    """What to say of a checkpoint that could not be read, from what reading it raised."""
+    if isinstance(error, FileNotFoundError):
+        return UsageError(f"{path}: no such checkpoint")
+    if type(error).__name__ == "UnpicklingError":  # for damage and for code alike
+        # torch's first lines advise to run what the file holds; the cause comes after.
+        refused = re.search(r"unsupported global:? (?:GLOBAL )?(\S+)", str(error), re.IGNORECASE)
+        other = re.search(r"WeightsUnpickler error:\s+(.+)", str(error))
+        cause = f"it names {refused[1]}" if refused else other[1] if other else "it is no pickle"
+        return UsageError(
+            f"{path} is damaged, or holds objects that a fairseq checkpoint does not hold and that "
+            f"are not safe to load: {cause.strip()[:300]}; nothing in it was run; use another "
+            "checkpoint, or save this one again without them"
+        )
+    if isinstance(error, (KeyError, TypeError, AttributeError, IndexError)):
+        return UsageError(
+            f"{path} is not a fairseq checkpoint ({type(error).__name__}: {first_line(error)}); "
+            "give a file that fairseq-train or moa-average-checkpoints wrote"
+        )
+    return UsageError(
+        f"{path} is not a readable checkpoint: {first_line(error).split('. ')[0][:300]}; it may "
+        "have been cut short: copy it again, or use another checkpoint"
+    )
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, or its type where it has none."""
+    return (str(error).splitlines() or [type(error).__name__])[0]

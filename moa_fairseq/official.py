@@ -24,8 +24,7 @@ from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from omegaconf import OmegaConf
 from torch import Tensor
 
-from .checkpoints import first_line
-from .errors import UsageError
+from .errors import UsageError, first_line
 from .models.config import MoATransformerConfig
 from .models.moa_transformer import MoATransformerModel
 

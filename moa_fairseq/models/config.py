@@ -13,6 +13,7 @@ from fairseq.models.transformer import TransformerConfig
 from ..errors import UsageError
 from ..modules.moa_attention import ATTENTION_KINDS, CROSS, DECODER_SELF, ENCODER_SELF
 from ..modules.routing import GATE_NORMALIZATIONS
+from .layers_to_keep import check_layers_to_keep
 
 
 @dataclass(frozen=True)
@@ -202,6 +203,7 @@ def transformer_config(flat: Any) -> TransformerConfig:
         UsageError: for options that cannot work, naming flag, value and remedy.
     """
     values = _resolved(flat)
+    check_layers_to_keep(values)
     moa = moa_options(flat, values)
     cfg = TransformerConfig.from_namespace(Namespace(**values))
     cfg.moa = moa

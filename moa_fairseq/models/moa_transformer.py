@@ -23,6 +23,7 @@ from ..modules.transformer_layer import (
 )
 from ..spellings import MODEL_SPELLINGS, SpellingParser
 from .config import MoATransformerConfig, named_variant, transformer_config
+from .layers_to_keep import settle_layers_to_keep
 
 
 class MoATransformerEncoder(TransformerEncoderBase):
@@ -81,6 +82,8 @@ class MoATransformerModel(TransformerModelBase):
             CheckpointMismatch: when fairseq loads (`model_cfg` is given) and a parameter is
                 missing, left over or of another shape.
         """
+        if model_cfg is not None:
+            settle_layers_to_keep(state_dict, model_cfg)
         try:
             return super().load_state_dict(state_dict, strict, model_cfg, args)
         except RuntimeError as error:

@@ -120,7 +120,7 @@ def select_experts(probabilities: Tensor, num_selected: int, num_sampled: int = 
         return ranked
     # The smallest normal number keeps an underflowed expert drawable: multinomial needs
     # num_sampled candidates above zero. What is already taken has none. NaN must reach the
-    # loss, where half-precision training recovers from it, and not stop the draw.
+    # loss, where training stops and says which router it was, and not stop the draw.
     smallest = torch.finfo(probabilities.dtype).tiny
     remaining = probabilities.detach().nan_to_num(nan=smallest).clamp(min=smallest)
     remaining = remaining.scatter(-1, ranked, 0.0).reshape(-1, num_experts)  # [N, E]

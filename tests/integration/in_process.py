@@ -1,0 +1,46 @@
+"""fairseq's commands called in this process: most of a command's time is its imports."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from fairseq import checkpoint_utils, options
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq_cli import generate as generate_command
+from fairseq_cli import train as train_command
+
+from .conftest import SMALL
+
+RECIPE = [
+    *("--arch", "moa_transformer_tiny", "--share-all-embeddings", "--optimizer", "adam"),
+    *("--lr", "5e-3", "--lr-scheduler", "inverse_sqrt", "--warmup-updates", "100", "--cpu"),
+    *("--criterion", "label_smoothed_cross_entropy_with_router_loss", "--label-smoothing", "0.1"),
+    *("--max-tokens", "1024", "--log-interval", "1", *SMALL),
+]
+
+
+def train(toy: Path, save_dir: Path, *arguments: Any) -> None:
+    """`fairseq-train` on the toy corpus, as its command line would run it."""
+    parser = options.get_training_parser()
+    words = [toy / "prepared/data", "--save-dir", save_dir, *RECIPE, *arguments]
+    args = options.parse_args_and_arch(parser, input_args=[str(word) for word in words])
+    # What a process remembers of an earlier run.
+    for function in (checkpoint_utils.save_checkpoint, train_command.should_stop_early):
+        vars(function).pop("best", None)
+    train_command.main(convert_namespace_to_omegaconf(args))
+
+
+def generate(toy: Path, path: Any, *arguments: Any) -> None:
+    """`fairseq-generate` of the toy test set; what it says goes to standard output."""
+    parser = options.get_generation_parser()
+    words = [toy / "prepared/data", "--path", path, "--cpu", "--gen-subset", "test", *arguments]
+    args = options.parse_args_and_arch(parser, input_args=[str(word) for word in words])
+    generate_command.main(convert_namespace_to_omegaconf(args))
+
+
+def logged(records: Any, name: str, line: str = "train_inner") -> list[float]:
+    """Values of a metric, from the log records of lines of one kind."""
+    text = "\n".join(r.getMessage() for r in records if r.name == line)
+    return [float(value) for value in re.findall(rf"\b{name}[= ](-?[0-9.]+)", text)]
