@@ -100,7 +100,8 @@ def check_manifest(prepared: Path, pair: str) -> None:
         found = options.get("pair") or f"{options['source_lang']}-{options['target_lang']}"
     except FileNotFoundError:
         raise UsageError(
-            f"--prepared {prepared}: it holds no manifest.json, so it was not prepared to the end"
+            f"--prepared {prepared}: it holds no manifest.json, so it was not prepared to the end; "
+            "run scripts/prepare_wmt14.sh"
         ) from None
     except (ValueError, KeyError, TypeError, AttributeError):
         raise UsageError(f"{path} does not say which languages were prepared") from None
