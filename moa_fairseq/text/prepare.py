@@ -186,11 +186,15 @@ def train_sentencepiece(files: Sequence[Path], vocab_size: int, model: Path) -> 
                 minloglevel=2,
             )
         except (RuntimeError, OSError) as error:
-            reason = str(error).splitlines()[0].split("] ")[-1].strip()
-            raise UsageError(
-                f"--vocab-size {vocab_size}: SentencePiece cannot be trained on this text "
-                f"({reason})"
-            ) from error
+            raise untrainable(vocab_size, error) from error
+
+
+def untrainable(vocab_size: int, error: Exception) -> UsageError:
+    """What to say where SentencePiece's trainer refuses a text, from what it raised."""
+    reason = str(error).splitlines()[0].split("] ")[-1].strip()
+    return UsageError(
+        f"--vocab-size {vocab_size}: SentencePiece cannot be trained on this text ({reason})"
+    )
 
 
 def encode_pairs(processor: Any, pairs: Sequence[Pair]) -> List[Pair]:

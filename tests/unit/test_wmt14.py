@@ -16,7 +16,7 @@ from sacrebleu.dataset import DATASETS
 
 from moa_fairseq.cli.prepare_wmt14 import main
 from moa_fairseq.errors import UsageError
-from moa_fairseq.text.wmt14 import archives, estimates, shards, steps
+from moa_fairseq.text.wmt14 import archives, estimates, fetching, shards, steps
 from moa_fairseq.text.wmt14.archives import ARCHIVES, PAIRS, Archive
 from moa_fairseq.text.wmt14.prepare import FILTERS
 from moa_fairseq.text.wmt14.shards import Lengths, Shard, clean_shard, line_offsets
@@ -284,13 +284,13 @@ def test_unpacking_takes_what_is_wanted_and_names_what_is_missing(tmp_path):
         {"./x/one.en": b"1", "other": b"0" * 5000, "two.fr.gz": gzip.compress(b"2\n")},
     )
     wanted = {"x/one.en": tmp_path / "out/one.en", "two.fr.gz": tmp_path / "out/two.fr"}
-    archives.unpack(path, wanted)
+    fetching.unpack(path, wanted)
     assert [target.read_bytes() for target in wanted.values()] == [b"1", b"2\n"]
     with pytest.raises(UsageError, match=r"a\.tgz holds no three\.de; is it another archive"):
-        archives.unpack(path, {"three.de": tmp_path / "three"})
+        fetching.unpack(path, {"three.de": tmp_path / "three"})
     path.write_bytes(path.read_bytes()[:60])
     with pytest.raises(UsageError, match="is damaged"):
-        archives.unpack(path, {"other": tmp_path / "other"})
+        fetching.unpack(path, {"other": tmp_path / "other"})
     assert not (tmp_path / "other").exists()
 
 
@@ -298,29 +298,29 @@ def test_a_wrong_file_is_named(tmp_path):
     path = tmp_path / "a.tgz"
     path.write_bytes(b"good")
     digest = "sha256:770e607624d689265ca6c44884d0807d9b054d23c473c106c72be9de08b7376c"
-    archives.verify(path, Archive("a.tgz", "", 4, digest))
+    fetching.verify(path, Archive("a.tgz", "", 4, digest))
     with pytest.raises(UsageError, match=r"a\.tgz has 4 bytes instead of 1,000"):
-        archives.verify(path, Archive("a.tgz", "", 1000, digest))
+        fetching.verify(path, Archive("a.tgz", "", 1000, digest))
     path.write_bytes(b"evil")
     with pytest.raises(UsageError, match=r"a\.tgz is not the expected file: its sha256 is"):
-        archives.verify(path, Archive("a.tgz", "", 4, digest))
+        fetching.verify(path, Archive("a.tgz", "", 4, digest))
     path.write_bytes(b"\n<!DOCTYPE html><p>moved")
     with pytest.raises(UsageError, match=r"a\.tgz is a web page, not an archive"):
-        archives.verify(path, Archive("a.tgz", "", 4, digest))
+        fetching.verify(path, Archive("a.tgz", "", 4, digest))
 
 
 def test_a_checksum_file_of_another_form_is_refused(tmp_path):
     good = tmp_path / "sums"
     good.write_text("a" * 64 + "  x/one.tgz\n" + "b" * 64 + " *two.tgz\n")
-    assert archives.read_checksums(good) == {
+    assert fetching.read_checksums(good) == {
         "one.tgz": "sha256:" + "a" * 64,
         "two.tgz": "sha256:" + "b" * 64,
     }
     good.write_text("a" * 32 + "  one.tgz\n")
     with pytest.raises(UsageError, match=r"--checksums .*: line 1 is not of the form"):
-        archives.read_checksums(good)
+        fetching.read_checksums(good)
     with pytest.raises(UsageError, match="No such file"):
-        archives.read_checksums(Path(tmp_path / "none"))
+        fetching.read_checksums(Path(tmp_path / "none"))
 
 
 def test_the_disk_is_checked_before_the_start(tmp_path, monkeypatch, caplog):

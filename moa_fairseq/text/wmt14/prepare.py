@@ -15,7 +15,7 @@ from typing import Dict, List, Mapping, Optional, Tuple
 from ...errors import UsageError
 from ...recipes.wmt14 import EVALUATION
 from ..files import atomic_writer, sha256
-from . import archives, shards, steps
+from . import archives, fetching, shards, steps
 from .archives import PAIRS, Archive, Pair
 from .estimates import BYTES_PER_PAIR, check_disk
 from .notes import is_current, key_of, once, only_run, timed, write_note
@@ -143,7 +143,7 @@ def find_sources(options: Options, out: Path) -> Sources:
         UsageError: for what is missing or is not what it should be, and for a full disk.
     """
     pair = PAIRS[options.pair]
-    digests = archives.read_checksums(options.checksums) if options.checksums else None
+    digests = fetching.read_checksums(options.checksums) if options.checksums else None
     if options.from_dir is None and digests is None:
         left = [a for a in pair.archives() if not (out / "archives" / a.name).exists()]
         check_disk(out, sum(a.size or 0 for a in left), pair.pairs * BYTES_PER_PAIR)
@@ -161,10 +161,10 @@ def find_sources(options: Options, out: Path) -> Sources:
             identity.update({name: ("sha256", sha256(path)) for name, path in unpacked.items()})
             continue
         if options.from_dir is None:
-            path = archives.download(archive, options.base_url, out / "archives")
+            path = fetching.download(archive, options.base_url, out / "archives")
         else:
             path = options.from_dir / archive.name
-        archives.verify_once(path, archive, out / "archives" / "verified.json")
+        fetching.verify_once(path, archive, out / "archives" / "verified.json")
         files[archive.name] = path
         identity[archive.name] = ("archive", archive.digest)
     return Sources(files, identity)
@@ -179,7 +179,7 @@ def _unpacked(folder: Optional[Path], pair: Pair, archive: Archive) -> Optional[
         if file.archive != archive.name:
             continue
         for member in archives.members(pair, file):
-            path = archives.find_unpacked(folder, member)
+            path = fetching.find_unpacked(folder, member)
             if path is None:
                 raise UsageError(
                     f"--from-dir {folder} has neither {archive.name} nor {member}; put one there, "
@@ -248,12 +248,12 @@ def _unpack(
             elif places[member].exists():
                 continue
             elif source is not None:
-                futures.append(pool.submit(archives.decompress, source, places[member]))
+                futures.append(pool.submit(fetching.decompress, source, places[member]))
             else:
                 wanted.setdefault(file.archive, {})[member] = places[member]
     for name, targets in wanted.items():
         logger.info("unpacking %s", name)
-        futures.append(pool.submit(archives.unpack, sources.files[name], targets))
+        futures.append(pool.submit(fetching.unpack, sources.files[name], targets))
     for future in futures:
         future.result()
     unpacked: Dict[str, Tuple[Path, Path]] = {}

@@ -17,6 +17,7 @@ from tqdm import tqdm
 
 from ...errors import UsageError
 from ..files import atomic_writer, read_lines, write_lines
+from ..prepare import untrainable
 from . import archives, shards
 from .archives import Pair
 from .shards import Shard
@@ -86,11 +87,7 @@ def train_pieces(lines: Iterator[str], vocab_size: int, model: Path) -> None:
                 minloglevel=2,
             )
         except RuntimeError as error:
-            reason = str(error).splitlines()[0].split("] ")[-1].strip()
-            raise UsageError(
-                f"--vocab-size {vocab_size}: SentencePiece cannot be trained on this text "
-                f"({reason})"
-            ) from error
+            raise untrainable(vocab_size, error) from error
 
 
 def write_given_sets(
