@@ -20,7 +20,7 @@ import queue
 import threading
 import time
 from contextlib import contextmanager, suppress
-from typing import Any, Callable, Iterator, List, NamedTuple, Optional
+from typing import Any, Callable, Iterator, List, NamedTuple
 
 import torch
 from fairseq.data.iterators import BackgroundConsumer
@@ -147,7 +147,9 @@ def watch_routers() -> None:
             with hooked_routers(self.get_model(), note):
                 return original_step(self, samples, *args, **kwargs)
         except _BrokenRouter as broken:
-            line = broken.elsewhere or _diagnose(self, samples)
+            line = _diagnose(self, samples) if broken.here else ""
+            if broken.together:
+                line = _first_line(self, line)
             _stop_reading_ahead()
             raise NonFiniteRouter(line) from None
         finally:
@@ -171,24 +173,31 @@ def watch_routers() -> None:
 class _BrokenRouter(BaseException):
     """From the norm of the gradients up to the training step, past fairseq's own handlers."""
 
-    def __init__(self, elsewhere: Optional[str] = None) -> None:
-        self.elsewhere = elsewhere
+    def __init__(self, here: bool, together: bool) -> None:
+        self.here = here  # in this worker
+        self.together = together  # every worker has raised it
 
 
 def _check(trainer: Any, overflow: bool) -> None:
     sums: List[Tensor] = getattr(trainer, "_router_sums", None) or []
-    broken = bool(sums) and not bool(torch.stack(sums).isfinite().all())
-    anywhere = broken
-    if overflow and trainer.data_parallel_world_size > 1:
-        # The norm is that of all workers' gradients, so all of them come here. They have to stop
-        # together, or the others wait for the one that did.
-        count = torch.tensor([float(broken)], device=trainer.device)
+    here = bool(sums) and not bool(torch.stack(sums).isfinite().all())
+    anywhere = here
+    # The norm is that of all workers' gradients, so all of them come here. They have to stop
+    # together, or the others wait for the one that did.
+    together = overflow and trainer.data_parallel_world_size > 1
+    if together:
+        count = torch.tensor([float(here)], device=trainer.device)
         torch.distributed.all_reduce(count, group=trainer.data_parallel_process_group)
         anywhere = bool(count > 0)
-    if broken:
-        raise _BrokenRouter
     if anywhere:
-        raise _BrokenRouter("a router has logits that are not finite; see another worker's message")
+        raise _BrokenRouter(here, together)
+
+
+def _first_line(trainer: Any, line: str) -> str:
+    """What the first worker with a broken router has to say, in every worker."""
+    lines: List[Any] = [None] * trainer.data_parallel_world_size
+    torch.distributed.all_gather_object(lines, line, group=trainer.data_parallel_process_group)
+    return next(found for found in lines if found)
 
 
 def _diagnose(trainer: Any, samples: Any) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import socket
 
 import pytest
 
@@ -84,3 +85,10 @@ def trained(toy):
         *("--output", toy / "average.pt"),
     )
     return toy
+
+
+@pytest.fixture
+def unused_port():
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        return server.getsockname()[1]

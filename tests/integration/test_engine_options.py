@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import nullcontext
 
 import pytest
@@ -14,8 +13,7 @@ from fairseq_cli import train as train_command
 from moa_fairseq.checkpoints import load_checkpoint
 from moa_fairseq.errors import UsageError
 
-from .commands import hypotheses, script
-from .conftest import SMALL
+from .commands import hypotheses
 from .in_process import generate, logged, train
 
 LAYERS = ["--encoder-layers", "3", "--decoder-layers", "3"]
@@ -119,30 +117,3 @@ def test_fully_sharded_training_is_refused(toy, tmp_path, monkeypatch):
     with pytest.raises(UsageError, match=r"--ddp-backend fully_sharded .* pytorch_ddp"):
         train(toy, tmp_path, *options)
     assert not list(tmp_path.glob("*.pt"))
-
-
-def test_two_workers_resume_in_both_ways(toy, tmp_path):
-    def resume(*options, updates):
-        arguments = [
-            *("--data", toy / "prepared/data", "--save-dir", tmp_path, "--", *SMALL),
-            *("--max-tokens", "1024", "--max-update", updates, *options),
-            *("--distributed-world-size", "2", "--distributed-no-spawn"),
-            *("--distributed-init-method", f"file://{tmp_path}/rendezvous{updates}"),
-            *("--distributed-backend", "gloo", "--ddp-backend", "legacy_ddp"),
-        ]
-        with ThreadPoolExecutor() as pool:
-            workers = [
-                pool.submit(script, "train.sh", *arguments, "--distributed-rank", rank, timeout=120)
-                for rank in range(2)
-            ]
-            for worker in as_completed(workers):
-                worker.result()
-        return workers[0].result().stderr + workers[0].result().stdout
-
-    resume(updates=2)
-    assert "(epoch 1 @ 2 updates)" in resume(updates=3)
-    assert "(epoch 1 @ 3 updates)" in resume("--load-checkpoint-on-all-dp-ranks", updates=4)
-    assert (
-        load_checkpoint(tmp_path / "checkpoint_last.pt")["optimizer_history"][-1]["num_updates"]
-        == 4
-    )

@@ -6,7 +6,6 @@ import json
 import re
 import shutil
 import struct
-from concurrent.futures import ThreadPoolExecutor, as_completed
 
 import pytest
 import torch
@@ -262,63 +261,3 @@ def test_seed_and_router_weights_decide_the_losses(toy, whole_run, tmp_path):
     # The loss that is shown is without router terms, so the first one does not change.
     assert heavy[0] == whole[0]
     assert heavy != whole[:12]
-
-
-@pytest.mark.parametrize(
-    ("batches", "update_freq", "updates"),
-    [
-        (("--max-tokens", "1024", "--max-update", "8"), 1, 8),
-        # An epoch of 23 batches: in the last update one worker has one and the other two.
-        (("--batch-size", "136", "--max-tokens", "9999", "--max-epoch", "1"), 2, 6),
-    ],
-)
-def test_two_workers_train_as_one_with_twice_the_batches(
-    toy, tmp_path, batches, update_freq, updates
-):
-    common = [
-        *(*batches, "--dropout", "0", "--log-interval", "1"),
-        # Heavy router terms, so that a wrong scale of them would show.
-        *("--load-balance-weight", "0.5", "--router-z-weight", "0.1"),
-    ]
-    single = script(
-        "train.sh",
-        *("--data", toy / "prepared/data", "--save-dir", tmp_path / "one", "--", *SMALL),
-        *(*common, "--update-freq", 2 * update_freq),
-    )
-    options = [
-        *(*common, "--update-freq", update_freq, "--distributed-world-size", "2"),
-        *("--distributed-init-method", f"file://{tmp_path / 'rendezvous'}"),
-        *("--distributed-no-spawn", "--distributed-backend", "gloo"),
-        *("--ddp-backend", "legacy_ddp"),
-    ]
-    arguments = ["--data", toy / "prepared/data", "--save-dir", tmp_path / "two", "--", *SMALL]
-    with ThreadPoolExecutor() as pool:
-        workers = [
-            pool.submit(
-                *(script, "train.sh", *arguments, *options, "--distributed-rank", str(rank)),
-                timeout=300,
-            )
-            for rank in range(2)
-        ]
-        # The first to end comes first: where one fails, the other only waits for it.
-        for worker in as_completed(workers):
-            worker.result()
-    result = workers[0].result()
-    logs = [single.stdout + single.stderr, result.stdout + result.stderr]
-    losses = [[float(loss) for loss in train_losses(log)] for log in logs]
-    assert len(losses[0]) == updates
-    norms = [[float(n) for n in re.findall(r"train_inner .*?gnorm=([0-9.]+)", log)] for log in logs]
-    assert norms[1] == pytest.approx(norms[0], rel=0.01)
-    assert losses[1] == pytest.approx(losses[0], abs=0.002)
-    for metric in METRICS:
-        for line in (r"train_inner \|", r"valid on 'valid'"):
-            values = [re.findall(rf"{line}.*?\b{metric}[= ]([0-9.]+)", log) for log in logs]
-            assert len(values[0]) == len(values[1]) > 0
-            assert [float(v) for v in values[1]] == pytest.approx(
-                [float(v) for v in values[0]], rel=0.02, abs=0.01
-            )
-    ends = [load_checkpoint(tmp_path / f"{name}/checkpoint_last.pt") for name in ("one", "two")]
-    for name, parameter in ends[0]["model"].items():
-        # Adam's first steps have the size of the learning rate, whatever the gradient: far
-        # apart means a gradient of another sign.
-        torch.testing.assert_close(ends[1]["model"][name], parameter, atol=2e-4, rtol=1e-3)

@@ -158,15 +158,6 @@ def test_printed_commands_train_two_workers_as_one(
     )
 
 
-@pytest.fixture
-def unused_port():
-    import socket
-
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        return server.getsockname()[1]
-
-
 def test_a_sweep_trains_each_run_in_its_folder_and_resumes(toy, tmp_path):
     def sweep(folder, experts, epochs):
         result = run(
