@@ -26,6 +26,7 @@ TRAINING_OPTIONS = {
     *("adaptive_softmax_dropout", "encoder_layerdrop", "decoder_layerdrop"),
     *("quant_noise_pq", "quant_noise_pq_block_size", "quant_noise_scalar"),
     *("checkpoint_activations", "offload_activations", "min_params_to_wrap"),
+    "expert_backend",
     *("sample_topk", "router_init_std", "output_init_gain"),
 }
 

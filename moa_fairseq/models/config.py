@@ -11,6 +11,7 @@ from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.models.transformer import TransformerConfig
 
 from ..errors import UsageError
+from ..modules.expert_products import AUTO, BACKENDS
 from ..modules.moa_attention import ATTENTION_KINDS, CROSS, DECODER_SELF, ENCODER_SELF
 from ..modules.routing import GATE_NORMALIZATIONS
 from .layers_to_keep import check_layers_to_keep
@@ -30,6 +31,7 @@ class MoAOptions:
     router_init_std: float
     output_init_gain: float
     projection_bias: bool
+    expert_backend: str
     ffn_type: str
     ffn_num_experts: int
     ffn_num_selected: int
@@ -146,6 +148,14 @@ class MoATransformerConfig(FlatTransformerConfig):  # type: ignore[misc, valid-t
     projection_bias: bool = field(
         default=False,
         metadata={"help": "add biases to the query, key, value and output projections of MoA"},
+    )
+    expert_backend: ChoiceEnum(BACKENDS) = field(  # type: ignore[valid-type]
+        default=AUTO,
+        metadata={
+            "help": "how products with experts are computed: all experts at once (dense), expert "
+            "by expert (loop), torch's grouped product (grouped), or what suits K, E and the "
+            "device (auto). The results are the same"
+        },
     )
     ffn_type: ChoiceEnum(FFN_TYPES) = field(  # type: ignore[valid-type]
         default="normal",
@@ -280,6 +290,7 @@ def moa_options(flat: Any, transformer: dict) -> MoAOptions:
         router_init_std=float(flat.router_init_std),
         output_init_gain=float(flat.output_init_gain),
         projection_bias=bool(flat.projection_bias),
+        expert_backend=_choice(flat.expert_backend),
         ffn_type=_choice(flat.ffn_type),
         ffn_num_experts=int(flat.ffn_num_experts),
         ffn_num_selected=int(flat.ffn_num_selected),

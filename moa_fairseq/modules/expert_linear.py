@@ -1,51 +1,11 @@
-"""Linear maps of which each token uses only those of its selected experts.
-
-Plain PyTorch. Two ways to compute the same thing: where every token uses every expert (K = E)
-one matrix product in and one out does it all; otherwise (token, expert) pairs are sorted by
-expert once, and the order serves the projection in and the projection out.
-"""
+"""Linear maps of which each token uses only those of its selected experts. Plain PyTorch."""
 
 from __future__ import annotations
-
-from typing import List, NamedTuple, Optional
 
 import torch
 from torch import Tensor, nn
 
-
-class Dispatch(NamedTuple):
-    """The (token, expert) pairs of a routing, grouped by expert.
-
-    Attributes:
-        indices: `[N, K]` int64, the expert of each pair.
-        order: `[M]` int64, positions in `indices.flatten()` sorted by expert, padding left
-            out; None where all experts are used (K = E) and nothing needs sorting.
-        counts: how many pairs each expert has; None likewise.
-    """
-
-    indices: Tensor
-    order: Optional[Tensor]
-    counts: Optional[List[int]]
-
-
-def dispatch(indices: Tensor, num_experts: int, padding_mask: Optional[Tensor] = None) -> Dispatch:
-    """Group the pairs of `indices` `[N, K]` by expert.
-
-    Args:
-        indices: `[N, K]` int64, the experts that each token selected.
-        num_experts: E.
-        padding_mask: `[N]` bool, True for tokens that no expert shall see.
-    """
-    if indices.shape[1] == num_experts:
-        return Dispatch(indices, None, None)
-    experts = indices.flatten()  # [N*K]
-    if padding_mask is not None:
-        # Padding goes to an expert past the last one, which is then cut off.
-        padding = padding_mask.unsqueeze(1).expand(indices.shape).flatten()  # [N*K]
-        experts = experts.masked_fill(padding, num_experts)
-    counts = torch.bincount(experts, minlength=num_experts)[:num_experts].tolist()
-    order = torch.argsort(experts, stable=True)[: sum(counts)]
-    return Dispatch(indices, order, counts)
+from .expert_products import Dispatch, combine_pairs, project_pairs
 
 
 class ExpertLinear(nn.Module):
@@ -95,54 +55,34 @@ class ExpertLinear(nn.Module):
     def project_tokens(self, tokens: Tensor, plan: Dispatch) -> Tensor:
         """Each token through each of its experts: `[N, in]` -> `[N, K, out]` (q_t·W_i^q).
 
-        Rows of padding that the dispatch left out are zero.
+        Rows of padding that the dispatch left out hold nothing of use.
         """
-        weight = self._weight()
-        num_experts, in_features, out_features = weight.shape
-        num_tokens, num_selected = plan.indices.shape
-        if plan.order is None or plan.counts is None:
-            stacked = weight.transpose(0, 1).reshape(in_features, -1)  # [in, E*out]
-            projected = (tokens @ stacked).view(
-                num_tokens, num_experts, out_features
-            )  # [N, E, out]
-            return projected if self.bias is None else projected + self.bias
-        grouped = tokens.index_select(0, plan.order // num_selected)  # [M, in]
-        projected = _multiply_groups(grouped, weight, self.bias, plan.counts)  # [M, out]
-        result = projected.new_zeros(num_tokens * num_selected, out_features)
-        result = result.index_copy(0, plan.order, projected)
-        return result.view(num_tokens, num_selected, out_features)  # [N, K, out]
+        projected = project_pairs(tokens, self._weight(), plan)
+        if self.bias is None:
+            return projected
+        return projected + self.bias.to(projected.dtype)[plan.indices]  # [N, K, out]
 
-    def combine_heads(self, heads: Tensor, gates: Tensor, plan: Dispatch) -> Tensor:
+    def combine_heads(
+        self, heads: Tensor, gates: Tensor, plan: Dispatch, gated: bool = False
+    ) -> Tensor:
         """Gated sum over each token's experts: Σ_i w_{i,t}·(o_{i,t}·W_i^o + b_i) (equation 3).
 
         Args:
             heads: `[N, K, in]`.
-            gates: `[N, K]`.
+            gates: `[N, K]`; zero for padding.
             plan: the dispatch that made `heads`.
+            gated: `heads` have been multiplied by their gates already.
 
         Returns:
-            `[N, out]`; zero for padding that the dispatch left out.
+            `[N, out]`; zero for padding.
         """
         weight = self._weight()
-        num_experts, in_features, out_features = weight.shape
-        num_tokens, num_selected = plan.indices.shape
-        gates = gates.to(heads.dtype)
-        # Scaling the narrow side of the product is cheaper, and equal: (w·o)·W = w·(o·W).
-        scaled = heads * gates.unsqueeze(-1)  # [N, K, in]
-        if plan.order is None or plan.counts is None:
-            stacked = weight.view(num_experts * in_features, out_features)  # [E*in, out]
-            combined = scaled.reshape(num_tokens, -1) @ stacked  # [N, E*in] -> [N, out]
-            return combined if self.bias is None else combined + gates @ self.bias.to(gates.dtype)
-        grouped = scaled.reshape(-1, in_features).index_select(
-            0, plan.order
-        )  # [N*K, in] -> [M, in]
-        outputs = _multiply_groups(grouped, weight, None, plan.counts)  # [M, out]
-        if self.bias is not None:
-            pair_gates = gates.flatten().index_select(0, plan.order)  # [N*K] -> [M]
-            pair_experts = plan.indices.flatten().index_select(0, plan.order)  # [N*K] -> [M]
-            outputs = outputs + pair_gates.unsqueeze(-1) * self.bias[pair_experts].to(gates.dtype)
-        result = outputs.new_zeros(num_tokens, out_features)
-        return result.index_add(0, plan.order // num_selected, outputs)
+        combined = combine_pairs(heads, None if gated else gates, weight, plan)
+        if self.bias is None:
+            return combined
+        gate_of_expert = gates.new_zeros(len(gates), weight.shape[0])  # [N, E]
+        gate_of_expert = gate_of_expert.scatter(1, plan.indices, gates)
+        return combined + gate_of_expert.to(combined.dtype) @ self.bias.to(combined.dtype)
 
     def _weight(self) -> Tensor:
         """The weights, with quantization noise in training (Stock et al., 2020)."""
@@ -158,15 +98,3 @@ class ExpertLinear(nn.Module):
     def extra_repr(self) -> str:
         num_experts, in_features, out_features = self.weight.shape
         return f"{num_experts}, {in_features}, {out_features}, bias={self.bias is not None}"
-
-
-def _multiply_groups(
-    rows: Tensor, weight: Tensor, bias: Optional[Tensor], counts: List[int]
-) -> Tensor:
-    """Rows of each group times the group's matrix: `[M, in]`, `[E, in, out]` -> `[M, out]`."""
-    groups = rows.split(counts)
-    if bias is None:
-        return torch.cat([group @ matrix for group, matrix in zip(groups, weight)])
-    return torch.cat(
-        [torch.addmm(b, group, matrix) for group, matrix, b in zip(groups, weight, bias)]
-    )

@@ -16,7 +16,8 @@ from fairseq.modules.fairseq_dropout import FairseqDropout
 from fairseq.modules.quant_noise import quant_noise
 from torch import Tensor, nn
 
-from .expert_linear import ExpertLinear, dispatch
+from .expert_linear import ExpertLinear
+from .expert_products import AUTO, choose_backend, dispatch
 from .routing import Router
 
 ENCODER_SELF = "encoder-self"
@@ -48,6 +49,8 @@ class MixtureOfAttentionHeads(nn.Module):
         gate_normalization, router_noise, sample_topk, router_init_std: see :class:`Router`.
         output_init_gain: initial size of the output, relative to that of fairseq's attention.
         quant_noise_pq, quant_noise_block_size: fairseq's quantization noise.
+        expert_backend: how products with experts are computed, one of
+            :data:`~moa_fairseq.modules.expert_products.BACKENDS`.
     """
 
     def __init__(
@@ -68,6 +71,7 @@ class MixtureOfAttentionHeads(nn.Module):
         output_init_gain: float = 0.4,
         quant_noise_pq: float = 0.0,
         quant_noise_block_size: int = 8,
+        expert_backend: str = AUTO,
     ) -> None:
         super().__init__()
         if kind not in ATTENTION_KINDS:
@@ -80,6 +84,7 @@ class MixtureOfAttentionHeads(nn.Module):
         self.head_dim = head_dim
         self.heads_per_expert = heads_per_expert
         self.kind = kind
+        self.expert_backend = expert_backend
         self.num_heads = num_selected * heads_per_expert  # heads that one token uses
         self.scaling = head_dim**-0.5
         self.dropout_module = FairseqDropout(dropout, module_name=type(self).__name__)
@@ -179,10 +184,15 @@ class MixtureOfAttentionHeads(nn.Module):
         gates = routing.gates
         if query_padding_mask is not None:
             gates = gates.masked_fill(query_padding_mask.unsqueeze(-1), 0.0)
+        widths = [self.embed_dim, self.heads_per_expert * self.head_dim]
+        backend = choose_backend(
+            self.expert_backend, self.num_selected, self.num_experts, tokens, widths
+        )
         plan = dispatch(
             routing.indices.flatten(0, 1),  # [batch*T, K]
             self.num_experts,
             None if query_padding_mask is None else query_padding_mask.flatten(),  # [batch*T]
+            backend,
         )
 
         queries = self.q_experts.project_tokens(tokens.reshape(-1, self.embed_dim), plan)
@@ -190,11 +200,17 @@ class MixtureOfAttentionHeads(nn.Module):
         keys, values, key_padding_mask = self._keys_and_values(
             key, value, key_padding_mask, incremental_state, static_kv
         )
-        heads, weights = self._attend(queries, keys, values, key_padding_mask, attn_mask)
+        gates = gates * self.output_scale
+        # Gates go where there is less to multiply: to the weights of S keys, or to D features.
+        early = keys.shape[2] < self.head_dim
+        heads, weights = self._attend(
+            queries, keys, values, key_padding_mask, attn_mask, gates if early else None
+        )
         output = self.o_experts.combine_heads(
             heads.flatten(0, 1),  # [batch*T, K, H*D]
-            gates.flatten(0, 1) * self.output_scale,  # [batch*T, K]
+            gates.flatten(0, 1),  # [batch*T, K]
             plan,
+            gated=early,
         )
         output = output.view(batch, target_length, self.embed_dim).transpose(0, 1)  # [T, batch, d]
 
@@ -209,6 +225,7 @@ class MixtureOfAttentionHeads(nn.Module):
         values: Tensor,
         key_padding_mask: Optional[Tensor],
         attn_mask: Optional[Tensor],
+        gates: Optional[Tensor],
     ) -> Tuple[Tensor, Tensor]:
         """o_{i,t} = softmax(q_t·W_i^q·(k·W^k)ᵀ / √D + mask)·(v·W^v) (equation 3).
 
@@ -219,16 +236,18 @@ class MixtureOfAttentionHeads(nn.Module):
             keys, values: `[batch, H, S, D]`.
             key_padding_mask: `[batch, S]`.
             attn_mask: `[T, S]`.
+            gates: `[batch, T, K]` by which heads are multiplied; None multiplies by nothing.
 
         Returns:
             heads `[batch, T, K, H·D]` and attention weights `[batch, T, K·H, S]` in float32,
-            before dropout.
+            before dropout and gates.
         """
         batch, target_length, num_selected, _ = queries.shape
         num_heads, source_length, _ = keys.shape[1:]
-        rows = (queries * self.scaling).view(batch, target_length * num_selected, num_heads, -1)
+        rows = queries.reshape(batch, target_length * num_selected, num_heads, self.head_dim)
         rows = rows.transpose(1, 2)  # [batch, H, T*K, D]
-        scores = rows @ keys.transpose(2, 3)  # [batch, H, T*K, S]
+        # Keys are fewer than queries: 1/√D costs less there.
+        scores = rows @ (keys * self.scaling).transpose(2, 3)  # [batch, H, T*K, S]
         scores = scores.float()
         hidden = torch.finfo(torch.float32).min
         if attn_mask is not None:
@@ -244,7 +263,10 @@ class MixtureOfAttentionHeads(nn.Module):
             scores = scores.masked_fill(padding, hidden)
             values = values.masked_fill(padding.transpose(2, 3), 0.0)
         weights = torch.softmax(scores, dim=-1)
-        heads = self.dropout_module(weights.to(values.dtype)) @ values  # [batch, H, T*K, D]
+        mixing = self.dropout_module(weights)
+        if gates is not None:
+            mixing = mixing * gates.reshape(batch, 1, target_length * num_selected, 1)
+        heads = mixing.to(values.dtype) @ values  # [batch, H, T*K, D]
         heads = heads.transpose(1, 2).reshape(batch, target_length, num_selected, -1)
         weights = weights.transpose(1, 2)  # [batch, T*K, H, S]
         return heads, weights.reshape(batch, target_length, num_selected * num_heads, source_length)

@@ -10,7 +10,8 @@ from typing import Callable, Iterator, Optional
 from fairseq.modules.fairseq_dropout import FairseqDropout
 from torch import Tensor, nn
 
-from .expert_linear import ExpertLinear, dispatch
+from .expert_linear import ExpertLinear
+from .expert_products import AUTO, choose_backend, dispatch
 from .routing import Router
 
 ENCODER_FFN = "encoder-ffn"
@@ -52,6 +53,8 @@ class MixtureOfFeedForwards(nn.Module):
         kind: one of `FEED_FORWARD_KINDS`.
         gate_normalization, router_noise, router_init_std: see :class:`Router`.
         quant_noise_pq, quant_noise_block_size: fairseq's quantization noise.
+        expert_backend: how products with experts are computed, one of
+            :data:`~moa_fairseq.modules.expert_products.BACKENDS`.
     """
 
     def __init__(
@@ -68,6 +71,7 @@ class MixtureOfFeedForwards(nn.Module):
         router_init_std: float = 0.02,
         quant_noise_pq: float = 0.0,
         quant_noise_block_size: int = 8,
+        expert_backend: str = AUTO,
     ) -> None:
         super().__init__()
         if kind not in FEED_FORWARD_KINDS:
@@ -76,7 +80,9 @@ class MixtureOfFeedForwards(nn.Module):
             )
         self.num_selected = num_selected
         self.num_experts = num_experts
+        self.hidden_dim = hidden_dim
         self.kind = kind
+        self.expert_backend = expert_backend
         self.activation = activation
         self.dropout_module = FairseqDropout(activation_dropout, module_name=type(self).__name__)
         # As in MoA attention: gates are about 1/K, or 1/E where they are plain probabilities.
@@ -113,10 +119,18 @@ class MixtureOfFeedForwards(nn.Module):
         if padding is not None:
             padding = padding.bool()
             gates = gates.masked_fill(padding.unsqueeze(-1), 0.0)
+        backend = choose_backend(
+            self.expert_backend,
+            self.num_selected,
+            self.num_experts,
+            tokens,
+            [embed_dim, self.hidden_dim],
+        )
         plan = dispatch(
             routing.indices.flatten(0, 1),  # [batch*T, K]
             self.num_experts,
             None if padding is None else padding.flatten(),  # [batch*T]
+            backend,
         )
         rows = tokens.transpose(0, 1).reshape(-1, embed_dim)  # [batch*T, d]
         hidden = self.activation(self.in_experts.project_tokens(rows, plan))  # [batch*T, K, F]

@@ -126,6 +126,7 @@ def build_moa_attention(
         output_init_gain=cfg.moa.output_init_gain,
         quant_noise_pq=cfg.quant_noise.pq,
         quant_noise_block_size=cfg.quant_noise.pq_block_size,
+        expert_backend=cfg.moa.expert_backend,
     )
 
 
@@ -148,6 +149,7 @@ def replace_feed_forward(layer: Any, kind: str, side: Any, cfg: TransformerConfi
         router_init_std=cfg.moa.router_init_std,
         quant_noise_pq=cfg.quant_noise.pq,
         quant_noise_block_size=cfg.quant_noise.pq_block_size,
+        expert_backend=cfg.moa.expert_backend,
     )
     layer.activation_fn = nn.Identity()
     layer.activation_dropout_module = nn.Identity()

@@ -3,19 +3,18 @@ from __future__ import annotations
 import pytest
 import torch
 
-from moa_fairseq.modules.expert_linear import ExpertLinear, dispatch
+from moa_fairseq.modules.expert_linear import ExpertLinear
+from moa_fairseq.modules.expert_products import choose_backend, combine_pairs, dispatch
 
 
-def slow_projection(linear, tokens, indices, padding):
+def slow_projection(linear, tokens, indices):
     """One small product for each (token, expert) pair."""
     rows = []
-    for token, experts, skip in zip(tokens, indices, padding):
+    for token, experts in zip(tokens, indices):
         row = []
         for expert in experts:
             output = token @ linear.weight[expert]
-            if linear.bias is not None:
-                output = output + linear.bias[expert]
-            row.append(output * 0 if skip else output)
+            row.append(output if linear.bias is None else output + linear.bias[expert])
         rows.append(torch.stack(row))
     return torch.stack(rows)
 
@@ -35,59 +34,151 @@ def slow_combination(linear, heads, gates, indices, padding):
 
 # tokens, experts, selected, in, out: one token, idle experts, odd sizes, K = E, K = 1.
 SHAPES = [(9, 5, 2, 4, 3), (1, 7, 3, 5, 2), (6, 3, 3, 4, 5), (8, 16, 1, 3, 7), (1, 1, 1, 2, 2)]
+# torch's grouped product has neither odd sizes nor float64.
+CASES = [
+    *((backend, torch.float64, shape) for backend in ("dense", "loop", "auto") for shape in SHAPES),
+    *(("grouped", torch.float32, (*shape[:3], 8 * shape[3], 8 * shape[4])) for shape in SHAPES),
+    # Gradients on: few tokens, and more of them than features.
+    *((backend, torch.float64, (40, 4, 2, 8, 16)) for backend in ("dense", "loop")),
+    ("grouped", torch.float32, (40, 4, 2, 8, 16)),
+]
 
 
+@pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("shape", SHAPES)
-def test_equals_the_slow_reference_with_every_gradient(shape, masked, bias):
+@pytest.mark.parametrize(("backend", "dtype", "shape"), CASES, ids=str)
+def test_equals_the_slow_reference_with_every_gradient(backend, dtype, shape, masked, bias, gated):
     num_tokens, num_experts, num_selected, width_in, width_out = shape
     torch.manual_seed(0)
-    into = ExpertLinear(num_experts, width_in, width_out, bias, init_std=1.0).double()
-    out = ExpertLinear(num_experts, width_out, width_in, bias, init_std=1.0).double()
+    into = ExpertLinear(num_experts, width_in, width_out, bias, init_std=1.0).to(dtype)
+    out = ExpertLinear(num_experts, width_out, width_in, bias, init_std=1.0).to(dtype)
     if bias:
         torch.nn.init.normal_(into.bias)
         torch.nn.init.normal_(out.bias)
-    tokens = torch.randn(num_tokens, width_in, dtype=torch.float64, requires_grad=True)
-    gates = torch.rand(num_tokens, num_selected, dtype=torch.float64, requires_grad=True)
+    tokens = torch.randn(num_tokens, width_in, dtype=dtype, requires_grad=True)
+    gates = torch.rand(num_tokens, num_selected, dtype=dtype, requires_grad=True)
     indices = torch.rand(num_tokens, num_experts).topk(num_selected).indices
     if num_selected == num_experts:
         indices = torch.arange(num_experts).expand(num_tokens, -1)
-    # With K = E the caller's gates of zero do what leaving padding out does elsewhere.
     padding = torch.rand(num_tokens) < 0.4
-    if not masked or num_selected == num_experts:
+    if not masked:
         padding = torch.zeros(num_tokens, dtype=torch.bool)
 
-    plan = dispatch(indices, num_experts, padding)
-    heads = into.project_tokens(tokens, plan)
-    output = out.combine_heads(heads, gates, plan)
-    slow_heads = slow_projection(into, tokens, indices, padding)
+    def fast():
+        chosen = choose_backend(backend, num_selected, num_experts, tokens, [width_in, width_out])
+        plan = dispatch(indices, num_experts, padding, chosen)
+        heads = into.project_tokens(tokens, plan)
+        open_gates = gates.masked_fill(padding.unsqueeze(-1), 0)
+        scaled = heads * open_gates.unsqueeze(-1) if gated else heads
+        return heads, out.combine_heads(scaled, open_gates, plan, gated=gated)
+
+    exactness = {"rtol": 1e-4, "atol": 1e-4} if dtype == torch.float32 else {}
+    heads, output = fast()
+    slow_heads = slow_projection(into, tokens, indices)
     slow_output = slow_combination(out, slow_heads, gates, indices, padding)
-    torch.testing.assert_close(heads, slow_heads)
-    torch.testing.assert_close(output, slow_output)
+    torch.testing.assert_close(heads[~padding], slow_heads[~padding], **exactness)
+    torch.testing.assert_close(output, slow_output, **exactness)
+    assert not output[padding].any()
 
     leaves = [tokens, gates, *into.parameters(), *out.parameters()]
     weight = torch.randn_like(output)
-    fast = torch.autograd.grad((output * weight).sum(), leaves)
+    ours = torch.autograd.grad((output * weight).sum(), leaves)
     slow = torch.autograd.grad((slow_output * weight).sum(), leaves)
-    for ours, expected in zip(fast, slow):
-        torch.testing.assert_close(ours, expected)
+    for gradient, expected in zip(ours, slow):
+        torch.testing.assert_close(gradient, expected, **exactness)
+    with torch.no_grad():
+        heads, output = fast()
+    torch.testing.assert_close(heads[~padding], slow_heads[~padding].detach(), **exactness)
+    torch.testing.assert_close(output, slow_output.detach(), **exactness)
 
 
-def test_idle_expert_has_a_gradient_of_zero_not_none():
-    linear = ExpertLinear(4, 3, 2, bias=True)
-    plan = dispatch(torch.tensor([[0, 2], [2, 0]]), 4)
-    linear.project_tokens(torch.randn(2, 3), plan).sum().backward()
+def test_sums_in_half_precision_are_as_exact_as_one_rounding():
+    # 64 experts add up: in bfloat16 alone the error would grow with each of them.
+    torch.manual_seed(0)
+    linear = ExpertLinear(128, 8, 8, init_std=1.0)
+    heads, gates = torch.randn(50, 64, 8), torch.rand(50, 64)
+    indices = torch.rand(50, 128).topk(64).indices
+    exact = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        linear, heads, gates = linear.to(dtype), heads.to(dtype), gates.to(dtype)
+        for backend in ("loop", "grouped"):
+            # The same numbers in both types, those that bfloat16 can hold.
+            plan = dispatch(indices, 128, None, backend)
+            rounded = linear.weight.data.bfloat16().to(dtype)
+            scaled = (heads.bfloat16() * gates.bfloat16().unsqueeze(-1)).to(dtype)
+            exact[dtype, backend] = combine_pairs(scaled, None, rounded, plan).float()
+    for backend in ("loop", "grouped"):
+        error = exact[torch.bfloat16, backend] - exact[torch.float32, backend]
+        spread = exact[torch.float32, backend].std()
+        assert error.abs().max() < 0.05 * spread
+
+
+@pytest.mark.parametrize("backend", ["dense", "loop", "grouped"])
+def test_idle_expert_has_a_gradient_of_zero_not_none(backend):
+    linear = ExpertLinear(4, 8, 8, bias=True)
+    plan = dispatch(torch.tensor([[0, 2], [2, 0]]), 4, None, backend)
+    linear.project_tokens(torch.randn(2, 8), plan).sum().backward()
     assert linear.weight.grad is not None
     assert linear.weight.grad[[1, 3]].abs().max() == 0
     assert linear.weight.grad[[0, 2]].abs().min() > 0
     assert linear.bias.grad[[1, 3]].abs().max() == 0
 
 
-def test_nothing_but_padding_is_zero():
-    linear = ExpertLinear(4, 3, 2)
-    plan = dispatch(torch.tensor([[0, 2], [2, 0]]), 4, torch.tensor([True, True]))
-    assert linear.project_tokens(torch.randn(2, 3), plan).abs().max() == 0
+@pytest.mark.parametrize("backend", ["dense", "loop", "grouped"])
+def test_nothing_but_padding_is_zero(backend):
+    linear = ExpertLinear(4, 8, 8)
+    plan = dispatch(torch.tensor([[0, 2], [2, 0]]), 4, torch.tensor([True, True]), backend)
+    heads = linear.project_tokens(torch.randn(2, 8), plan)
+    output = linear.combine_heads(heads, torch.zeros(2, 2), plan)
+    assert not output.any()
+    output.sum().backward()
+    assert not linear.weight.grad.any()
+
+
+@pytest.mark.parametrize("backend", ["dense", "loop", "grouped"])
+def test_autocast_multiplies_in_its_type_and_gives_gradients_in_ours(backend):
+    torch.manual_seed(0)
+    linear = ExpertLinear(4, 8, 8, init_std=1.0)
+    tokens = torch.randn(6, 8, requires_grad=True)
+    plan = dispatch(torch.rand(6, 4).topk(2).indices, 4, None, backend)
+    expected = linear.project_tokens(tokens, plan)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        heads = linear.project_tokens(tokens, plan)
+        output = linear.combine_heads(heads, torch.rand(6, 2, requires_grad=True), plan)
+    assert heads.dtype == output.dtype == torch.bfloat16
+    torch.testing.assert_close(heads.float(), expected, atol=0.1, rtol=0.05)
+    output.sum().backward()
+    assert tokens.grad.dtype == linear.weight.grad.dtype == torch.float32
+    assert tokens.grad.isfinite().all()
+
+
+CHOICES = [
+    (("auto", 4, 4, torch.float32, [8, 8]), "dense"),
+    (("auto", 2, 4, torch.float32, [8, 8]), "loop"),
+    (("loop", 4, 4, torch.float32, [8, 8]), "loop"),
+    (("grouped", 2, 4, torch.bfloat16, [16, 8]), "grouped"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "expected"), CHOICES, ids=str)
+def test_the_backend_follows_from_k_e_and_device(arguments, expected):
+    wanted, selected, experts, dtype, widths = arguments
+    tokens = torch.zeros(1, dtype=dtype)
+    assert choose_backend(wanted, selected, experts, tokens, widths) == expected
+
+
+def test_a_device_other_than_the_cpu_is_never_waited_for():
+    tokens = torch.zeros(1, device="meta")
+    assert choose_backend("auto", 2, 4, tokens, [8, 8]) == "grouped"
+    # Where torch's grouped product does not fit, there is nothing else to do.
+    assert choose_backend("auto", 2, 4, tokens, [8, 12]) == "loop"
+
+
+@pytest.mark.parametrize(("dtype", "widths"), [(torch.float64, [8, 8]), (torch.float32, [8, 12])])
+def test_a_grouped_product_that_torch_does_not_have_names_the_flag(dtype, widths):
+    with pytest.raises(ValueError, match=r"--expert-backend grouped .* use --expert-backend loop"):
+        choose_backend("grouped", 2, 4, torch.zeros(1, dtype=dtype), widths)
 
 
 def test_quantization_noise_drops_whole_blocks_in_training_only():
