@@ -86,6 +86,7 @@ class MixtureOfAttentionHeads(nn.Module):
         self.kind = kind
         self.expert_backend = expert_backend
         self.num_heads = num_selected * heads_per_expert  # heads that one token uses
+        self.beam_size = 1
         self.scaling = head_dim**-0.5
         self.dropout_module = FairseqDropout(dropout, module_name=type(self).__name__)
 
@@ -233,8 +234,9 @@ class MixtureOfAttentionHeads(nn.Module):
 
         Args:
             queries: `[batch, T, K, H·D]`.
-            keys, values: `[batch, H, S, D]`.
-            key_padding_mask: `[batch, S]`.
+            keys, values: `[batch, H, S, D]`, or one for several neighbours of the batch; values
+                of padding are zero.
+            key_padding_mask: `[batch, S]` bool, or as many as keys.
             attn_mask: `[T, S]`.
             gates: `[batch, T, K]` by which heads are multiplied; None multiplies by nothing.
 
@@ -243,11 +245,17 @@ class MixtureOfAttentionHeads(nn.Module):
             before dropout and gates.
         """
         batch, target_length, num_selected, _ = queries.shape
-        num_heads, source_length, _ = keys.shape[1:]
-        rows = queries.reshape(batch, target_length * num_selected, num_heads, self.head_dim)
-        rows = rows.transpose(1, 2)  # [batch, H, T*K, D]
-        # Keys are fewer than queries: 1/√D costs less there.
-        scores = rows @ (keys * self.scaling).transpose(2, 3)  # [batch, H, T*K, S]
+        _, num_heads, source_length, _ = keys.shape
+        # In beam search the hypotheses of a sentence may share its keys: then they stand side
+        # by side like tokens, and `groups` is the number of sentences.
+        groups = keys.shape[0]
+        rows = queries.reshape(groups, -1, num_heads, self.head_dim).transpose(1, 2)
+        # 1/√D goes where there is less to multiply.
+        if rows.shape[2] < source_length:
+            rows = rows * self.scaling  # [groups, H, T*K, D]
+        else:
+            keys = keys * self.scaling
+        scores = rows @ keys.transpose(2, 3)  # [groups, H, T*K, S]
         scores = scores.float()
         hidden = torch.finfo(torch.float32).min
         if attn_mask is not None:
@@ -257,18 +265,16 @@ class MixtureOfAttentionHeads(nn.Module):
             )  # [T*K, S]
             scores = scores + mask
         if key_padding_mask is not None:
-            padding = key_padding_mask.bool().view(batch, 1, 1, source_length)
-            # A finite score keeps a row of nothing but padding from becoming NaN, and zero
-            # values make it come out as zero.
+            # A finite score keeps a row of nothing but padding from becoming NaN.
+            padding = key_padding_mask.view(groups, 1, 1, source_length)
             scores = scores.masked_fill(padding, hidden)
-            values = values.masked_fill(padding.transpose(2, 3), 0.0)
         weights = torch.softmax(scores, dim=-1)
         mixing = self.dropout_module(weights)
         if gates is not None:
-            mixing = mixing * gates.reshape(batch, 1, target_length * num_selected, 1)
-        heads = mixing.to(values.dtype) @ values  # [batch, H, T*K, D]
+            mixing = mixing * gates.reshape(groups, 1, -1, 1)  # [groups, 1, T*K, 1]
+        heads = mixing.to(values.dtype) @ values  # [groups, H, T*K, D]
         heads = heads.transpose(1, 2).reshape(batch, target_length, num_selected, -1)
-        weights = weights.transpose(1, 2)  # [batch, T*K, H, S]
+        weights = weights.transpose(1, 2)  # [groups, T*K, H, S]
         return heads, weights.reshape(batch, target_length, num_selected * num_heads, source_length)
 
     def _keys_and_values(
@@ -281,7 +287,9 @@ class MixtureOfAttentionHeads(nn.Module):
     ) -> Tuple[Tensor, Tensor, Optional[Tensor]]:
         """Project keys and values, through the cache where there is one.
 
-        Returns keys and values `[batch, H, S, D]` and their padding mask `[batch, S]`.
+        Returns keys and values `[batch, H, S, D]` and their padding mask `[batch, S]`. Values of
+        padding are zero, so that a query that sees nothing else gets zero. Where hypotheses of a
+        sentence share its keys, they have one row together.
         """
         saved = self._get_input_buffer(incremental_state)
         if static_kv and "prev_key" in saved:
@@ -291,28 +299,49 @@ class MixtureOfAttentionHeads(nn.Module):
 
         if key is None or value is None:
             raise ValueError("key and value are needed until they are in the cache")
+        sharers = self._sharers(key) if static_kv and incremental_state is not None else 1
+        if sharers > 1:
+            key, value = key[:, ::sharers], value[:, ::sharers]
+            if key_padding_mask is not None:
+                key_padding_mask = key_padding_mask[::sharers]
         keys = self._split_heads(self.k_proj(key))
         values = self._split_heads(self.v_proj(value))
-        if incremental_state is None:
-            return keys, values, key_padding_mask
-        previous_keys, previous_values = saved.get("prev_key"), saved.get("prev_value")
-        if previous_keys is not None and previous_values is not None:
-            keys = torch.cat((previous_keys, keys), dim=2)
-            values = torch.cat((previous_values, values), dim=2)
-        key_padding_mask = MultiheadAttention._append_prev_key_padding_mask(
-            key_padding_mask=key_padding_mask,
-            prev_key_padding_mask=saved.get("prev_key_padding_mask"),
-            batch_size=keys.size(0),
-            src_len=keys.size(2),
-            static_kv=static_kv,
-        )
-        buffer = {
-            "prev_key": keys,
-            "prev_value": values,
-            "prev_key_padding_mask": key_padding_mask,
-        }
-        self._set_input_buffer(incremental_state, buffer)
+        if incremental_state is not None:
+            previous_keys, previous_values = saved.get("prev_key"), saved.get("prev_value")
+            if previous_keys is not None and previous_values is not None:
+                keys = torch.cat((previous_keys, keys), dim=2)
+                values = torch.cat((previous_values, values), dim=2)
+            key_padding_mask = MultiheadAttention._append_prev_key_padding_mask(
+                key_padding_mask=key_padding_mask,
+                prev_key_padding_mask=saved.get("prev_key_padding_mask"),
+                batch_size=keys.size(0),
+                src_len=keys.size(2),
+                static_kv=static_kv,
+            )
+        if key_padding_mask is not None:
+            key_padding_mask = key_padding_mask.bool()
+            values = values.masked_fill(key_padding_mask[:, None, :, None], 0.0)
+        if incremental_state is not None:
+            buffer = {
+                "prev_key": keys,
+                "prev_value": values,
+                "prev_key_padding_mask": key_padding_mask,
+            }
+            if sharers > 1:
+                buffer["sharers"] = torch.tensor(sharers)
+            self._set_input_buffer(incremental_state, buffer)
         return keys, values, key_padding_mask
+
+    def _sharers(self, key: Tensor) -> int:
+        """How many neighbours in the batch of `key` `[S, batch, d]` are hypotheses of a sentence.
+
+        fairseq says once how wide its beam is, but not when it searches without one.
+        """
+        source_length, batch, _ = key.shape
+        if self.beam_size == 1 or batch % self.beam_size != 0:
+            return 1
+        sentences = key.view(source_length, -1, self.beam_size, key.shape[2])  # [S, n, beam, d]
+        return self.beam_size if bool((sentences == sentences[:, :, :1]).all()) else 1
 
     def _split_heads(self, projected: Tensor) -> Tensor:
         length, batch, _ = projected.shape
@@ -330,11 +359,21 @@ class MixtureOfAttentionHeads(nn.Module):
         buffer = self._get_input_buffer(incremental_state)
         if not buffer or incremental_state is None:
             return incremental_state
+        sharers = buffer.get("sharers")
+        if sharers is not None:
+            # Hypotheses move within their sentence; what they share moves when sentences end.
+            new_order = new_order.view(-1, int(sharers))[:, 0] // int(sharers)  # [sentences]
         reordered = {
-            name: None if tensor is None else tensor.index_select(0, new_order)
+            name: tensor
+            if tensor is None or tensor.dim() == 0
+            else tensor.index_select(0, new_order)
             for name, tensor in buffer.items()
         }
         return self._set_input_buffer(incremental_state, reordered)
+
+    def set_beam_size(self, beam_size: int) -> None:
+        """Of fairseq's beam search: neighbours in a batch may be hypotheses of one sentence."""
+        self.beam_size = beam_size
 
     def _get_input_buffer(
         self, incremental_state: Optional[IncrementalState]
