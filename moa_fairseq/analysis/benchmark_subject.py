@@ -160,6 +160,19 @@ class Subject:
 
         return self._timed(step), setting.module_length * setting.module_batch
 
+    def rate_of_products(self, side: int) -> float:
+        """Floating-point operations a second in a product of square matrices, the best of five."""
+        matrix = torch.randn(side, side, device=self.device, dtype=self._dtype())
+        with self._autocast():
+            seconds = min(self._timed(lambda: matrix @ matrix) for _ in range(5))
+        return 2 * side**3 / seconds
+
+    def rate_of_copies(self, size: int) -> float:
+        """Bytes read and written a second where `size` bytes are copied, the best of five."""
+        source = torch.empty(size, dtype=torch.uint8, device=self.device).fill_(1)
+        target = torch.empty_like(source).fill_(2)
+        return 2 * size / min(self._timed(lambda: target.copy_(source)) for _ in range(5))
+
     def _training_batch(self) -> Dict[str, Any]:
         return self.sentences(max(1, self.setting.tokens // self.setting.length))
 

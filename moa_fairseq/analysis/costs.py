@@ -1,12 +1,20 @@
-"""What a model costs: parameters, and multiply-adds of its linear layers."""
+"""What a model costs: parameters and multiply-adds, by formula and as torch counts them."""
 
 from __future__ import annotations
 
+from typing import Any, Iterator, Tuple
+
+import torch
+from fairseq.modules import MultiheadAttention
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 
 from ..modules.expert_linear import ExpertLinear
+from ..modules.expert_products import LOOP
 from ..modules.moa_attention import MixtureOfAttentionHeads
 from ..modules.moe_feed_forward import MixtureOfFeedForwards
+from ..modules.recording import routed_modules
 
 # The paper's Table 1 counts a source and a target of this many tokens.
 PAPER_LENGTH = 10
@@ -42,3 +50,48 @@ def linear_macs(model: nn.Module, length: int = PAPER_LENGTH) -> int:
 
 def _size_of_one(experts: ExpertLinear) -> int:
     return experts.weight[0].numel()
+
+
+def all_macs(model: Any, length: int = PAPER_LENGTH) -> int:
+    """Multiply-adds of every matrix product for a source and a target of `length` tokens each.
+
+    To :func:`linear_macs` it adds E·d a token for each router, as much where the experts' output
+    biases are weighted by their gates, and the products of queries with keys and of weights with
+    values: 2·K·H·D for each pair of tokens in a MoA attention, 2·d in fairseq's.
+    """
+    routers = 0
+    for _, _, module in routed_modules(model):
+        routers += module.router.weight.numel()
+        if isinstance(module, MixtureOfAttentionHeads):
+            output = module.o_experts
+        else:
+            output = module.out_experts
+        routers += 0 if output.bias is None else output.bias.numel()
+    width = sum(width for _, width in _attention_widths(model))
+    return linear_macs(model, length) + length * routers + length * length * 2 * width
+
+
+def _attention_widths(model: nn.Module) -> Iterator[Tuple[nn.Module, int]]:
+    """Each attention, and how wide the heads of a query are together."""
+    for module in model.modules():
+        if isinstance(module, MixtureOfAttentionHeads):
+            yield module, module.num_heads * module.head_dim
+        elif isinstance(module, MultiheadAttention):
+            yield module, module.embed_dim
+
+
+def counted_macs(model: Any, length: int = PAPER_LENGTH) -> int:
+    """What :func:`all_macs` gives, counted by torch while the model runs once on a CPU.
+
+    Args:
+        model: an encoder-decoder of fairseq with its weights in memory.
+        length: tokens of the source and of the target.
+    """
+    for _, _, module in routed_modules(model):
+        if module.num_selected < module.num_experts:
+            module.expert_backend = LOOP  # torch does not count its grouped product
+    tokens = torch.full((1, length), 5)  # any word
+    # A fused attention would not be counted.
+    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        model.eval()(tokens, torch.tensor([length]), tokens)
+    return int(counter.get_total_flops()) // 2

@@ -13,9 +13,19 @@ from fairseq.models.transformer import TransformerModelBase
 from omegaconf import OmegaConf
 from torch import nn
 
-from ..analysis.costs import PAPER_LENGTH, count_parameters, linear_macs
+from ..analysis.costs import PAPER_LENGTH, all_macs, count_parameters, counted_macs, linear_macs
 from ..errors import UsageError
 from .common import command
+
+# Table 1 counts parameters with the dictionary of En-Fr, and MACs with another.
+PAPER_PARAMETER_TYPES = 44512
+PAPER_MAC_TYPES = 32000
+PAPER_MODELS = (
+    ("Transformer base", "transformer"),
+    ("Transformer big", "transformer_vaswani_wmt_en_de_big"),
+    ("MoA base, 8K8E128D", "moa_transformer_base"),
+    ("MoA big, 16K32E256D", "moa_transformer_big"),
+)
 
 
 @command
@@ -26,15 +36,29 @@ def main(arguments: Optional[Sequence[str]] = None) -> None:
         epilog="Options of the architecture follow as for fairseq-train, for instance "
         "--num-experts 32 --share-all-embeddings.",
     )
-    parser.add_argument("--arch", required=True, help="a translation Transformer of fairseq or MoA")
-    parser.add_argument("--vocab-size", type=int, required=True, help="types in the dictionary")
+    parser.add_argument("--arch", help="a translation Transformer of fairseq or MoA")
+    parser.add_argument("--vocab-size", type=int, help="types in the joint dictionary")
     parser.add_argument(
         "--length",
         type=int,
         default=PAPER_LENGTH,
         help=f"tokens in the source and in the target (default: {PAPER_LENGTH}, as in the paper)",
     )
+    parser.add_argument(
+        "--paper-table",
+        action="store_true",
+        help="print the costs of the models in the paper's Table 1 instead: parameters with "
+        "its En-Fr dictionary of 44,512 types, linear MACs with 32,000 types",
+    )
     args, rest = parser.parse_known_args(arguments)
+    if args.paper_table:
+        if args.arch or args.vocab_size or rest:
+            raise UsageError("--paper-table stands alone; leave out the other options")
+        print(paper_table())
+        return
+    for flag, given in (("--arch", args.arch), ("--vocab-size", args.vocab_size)):
+        if given is None:
+            raise UsageError(f"{flag} is missing; give it, or --paper-table alone")
     model_class = ARCH_MODEL_REGISTRY.get(args.arch)
     if model_class is None or not issubclass(model_class, TransformerModelBase):
         raise UsageError(
@@ -45,15 +69,35 @@ def main(arguments: Optional[Sequence[str]] = None) -> None:
         if value < 1:
             raise UsageError(f"{flag} {value}: it must be at least 1")
     model = build(args.arch, args.vocab_size, rest)
-    print(f"parameters  {count_parameters(model) / 1e6:.2f}M  ({count_parameters(model):,})")
+    linear, everything = linear_macs(model, args.length), all_macs(model, args.length)
+    counted = counted_macs(build(args.arch, args.vocab_size, rest, device="cpu"), args.length)
+    print(f"parameters   {count_parameters(model) / 1e6:.2f}M  ({count_parameters(model):,})")
     print(
-        f"linear MACs {linear_macs(model, args.length) / 1e6:.1f}M  "
-        f"(source and target of {args.length} tokens)"
+        f"linear MACs  {linear / 1e6:.1f}M  (source and target of {args.length} tokens; as the "
+        "paper counts)"
+    )
+    print(
+        f"all MACs     {everything / 1e6:.1f}M  (with routers and the products of queries, keys "
+        f"and values; torch counts {counted / 1e6:.1f}M)"
     )
 
 
-def build(arch: str, vocab_size: int, options: Sequence[str]) -> nn.Module:
-    """The model of an architecture with options of the command line, without memory for it."""
+def paper_table() -> str:
+    """Parameters and linear MACs of the models in the paper's Table 1, as Markdown."""
+    lines = ["| model | parameters | MACs |", "| --- | --- | --- |"]
+    for name, arch in PAPER_MODELS:
+        shared = ["--share-all-embeddings"]
+        parameters = count_parameters(build(arch, PAPER_PARAMETER_TYPES, shared)) / 1e6
+        macs = linear_macs(build(arch, PAPER_MAC_TYPES, shared)) / 1e6
+        lines.append(f"| {name} | {parameters:.1f}M | {macs:.1f}M |")
+    return "\n".join(lines)
+
+
+def build(arch: str, vocab_size: int, options: Sequence[str], device: str = "meta") -> nn.Module:
+    """The model of an architecture with options of the command line.
+
+    On the `meta` device it has shapes and no numbers, and takes no memory.
+    """
     parser = argparse.ArgumentParser(
         prog=f"moa-profile --arch {arch}",
         argument_default=argparse.SUPPRESS,
@@ -70,5 +114,5 @@ def build(arch: str, vocab_size: int, options: Sequence[str]) -> nn.Module:
     task = SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary)
     if arch in MODEL_DATACLASS_REGISTRY:
         flat = OmegaConf.merge(OmegaConf.structured(MODEL_DATACLASS_REGISTRY[arch]), vars(flat))
-    with torch.device("meta"):
+    with torch.device(device):
         return model_class.build_model(flat, task)

@@ -16,6 +16,7 @@ from fairseq.models.transformer import (
 from torch import nn
 
 from ..errors import CheckpointMismatch
+from ..modules.recording import moa_attentions
 from ..modules.transformer_layer import (
     MoATransformerDecoderLayer,
     MoATransformerEncoderLayer,
@@ -94,6 +95,15 @@ class MoATransformerModel(TransformerModelBase):
                 f"the checkpoint is not of this model ({reason[:300]}); train with the options of "
                 "the checkpoint, or with another --save-dir"
             ) from error
+
+    def set_beam_size(self, beam_size: int) -> None:
+        """How many hypotheses of a sentence stand side by side; from fairseq's beam search.
+
+        Only MoA's attentions are told. fairseq's own would take neighbours for hypotheses in a
+        later search without a beam, of which fairseq says nothing.
+        """
+        for _, _, attention in moa_attentions(self):
+            attention.set_beam_size(beam_size)
 
     @classmethod
     def build_encoder(

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from moa_fairseq.analysis.costs import count_parameters, linear_macs
+from moa_fairseq.analysis.costs import all_macs, count_parameters, counted_macs, linear_macs
 from moa_fairseq.cli.profile import build, main
 
 SHARED = ["--share-all-embeddings"]
@@ -21,6 +21,33 @@ def test_costs_of_the_papers_models(arch, macs, parameters):
     # Table 1 counts MACs at V = 32,000, and parameters with its dictionary of 44,512 types.
     assert round(linear_macs(build(arch, 32000, SHARED)) / 1e6, 1) == macs
     assert round(count_parameters(build(arch, 44512, SHARED)) / 1e6, 1) == parameters
+
+
+def test_the_papers_table_is_printed(capsys):
+    main(["--paper-table"])
+    assert capsys.readouterr().out.splitlines()[2:] == [
+        "| Transformer base | 66.9M | 604.2M |",
+        "| Transformer big | 221.9M | 2089.3M |",
+        "| MoA base, 8K8E128D | 69.3M | 627.8M |",
+        "| MoA big, 16K32E256D | 204.0M | 1217.7M |",
+    ]
+
+
+SMALL = [*SHARED, *("--encoder-embed-dim", "64", "--encoder-ffn-embed-dim", "96")]
+COUNTED = [
+    ("transformer", [*SMALL, "--decoder-embed-dim", "64", "--decoder-ffn-embed-dim", "96"]),
+    ("moa_transformer", SMALL),
+    ("moa_transformer", [*SMALL, "--num-experts", "16", "--heads-per-expert", "2"]),
+    ("moa_transformer", [*SMALL, "--moa-modules", "cross", "--projection-bias"]),
+    ("moa_transformer", [*SMALL, "--ffn-type", "moe", "--ffn-num-experts", "5"]),
+]
+
+
+@pytest.mark.parametrize(("arch", "options"), COUNTED, ids=str)
+@pytest.mark.parametrize("length", [1, 10, 37])
+def test_the_formula_and_torchs_counter_agree(arch, options, length):
+    model = build(arch, 100, options, device="cpu")
+    assert all_macs(model, length) == counted_macs(model, length) > linear_macs(model, length)
 
 
 def test_options_and_lengths_count(capsys):
@@ -43,6 +70,8 @@ def test_options_and_lengths_count(capsys):
         (["--arch", "lstm", "--vocab-size", "10"], "--arch lstm is not a translation Transformer"),
         (["--arch", "transformer", "--vocab-size", "0"], "--vocab-size 0"),
         (["--arch", "transformer", "--vocab-size", "9", "--length", "0"], "--length 0"),
+        (["--arch", "transformer"], "--vocab-size is missing"),
+        (["--paper-table", "--arch", "transformer"], "--paper-table stands alone"),
     ],
 )
 def test_wrong_use_is_named(arguments, message):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from fairseq.sequence_generator import SequenceGenerator
 
 from moa_fairseq.errors import CheckpointMismatch
 
@@ -92,3 +93,62 @@ def test_a_checkpoint_of_another_model_is_one_line_where_fairseq_loads_it():
     assert "\n" not in str(error.value)
     with pytest.raises(RuntimeError):
         model.load_state_dict(other)
+
+
+def searching_model(task, **options):
+    """A model whose hypotheses end at different steps, so that sentences leave the beam."""
+    model = toy_model(task, **options).eval()
+    with torch.no_grad():
+        model.decoder.output_projection.weight[task.target_dictionary.eos()] *= 3
+    return model
+
+
+def search(model, task, sample, beam, share=True):
+    """Tokens and scores of beam search, with or without hypotheses that share keys."""
+    generator = SequenceGenerator([model], task.target_dictionary, beam_size=beam, max_len_b=12)
+    if not share:
+        model.set_beam_size(1)
+    found = generator.generate([model], sample)
+    return [
+        [(hypothesis["tokens"].tolist(), float(hypothesis["score"])) for hypothesis in sentence]
+        for sentence in found
+    ]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_hypotheses_that_share_the_keys_of_their_sentence_change_no_translation(options):
+    task = toy_task()
+    model = searching_model(task, **options)
+    sample = toy_sample(task, [3, 6, 5, 1, 4, 6], [1] * 6)
+    shared = search(model, task, sample, 3)
+    alone = search(searching_model(task, **options), task, sample, 3, share=False)
+    assert len({len(sentence[0][0]) for sentence in shared}) > 1
+    for ours, expected in zip(shared, alone):
+        assert [tokens for tokens, _ in ours] == [tokens for tokens, _ in expected]
+        assert [score for _, score in ours] == pytest.approx([score for _, score in expected])
+    # Keys are shared only where they are equal. fairseq says nothing of a beam of 1, where
+    # neighbours are sentences of their own.
+    single = search(model, task, sample, 1)
+    assert single == search(searching_model(task, **options), task, sample, 1)
+
+
+def test_hypotheses_of_a_sentence_have_one_row_of_keys():
+    task = toy_task()
+    model = searching_model(task)
+    rows = []
+
+    for layer in model.decoder.layers:
+        reorder = layer.encoder_attn.reorder_incremental_state
+
+        def noted(state, order, attention=layer.encoder_attn, reorder=reorder):
+            if attention._get_input_buffer(state):
+                rows.append((len(attention._get_input_buffer(state)["prev_key"]), len(order)))
+            return reorder(state, order)
+
+        layer.encoder_attn.reorder_incremental_state = noted
+    search(model, task, toy_sample(task, [3, 6, 5, 1, 4, 6], [1] * 6), 3)
+    assert rows
+    assert rows[0] == (6, 18)
+    # A sentence that ends leaves with its beam, at the next reordering.
+    assert all(sentences * 3 >= hypotheses for sentences, hypotheses in rows)
+    assert rows[-1][0] < 6
