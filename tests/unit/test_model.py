@@ -95,11 +95,14 @@ def test_a_checkpoint_of_another_model_is_one_line_where_fairseq_loads_it():
         model.load_state_dict(other)
 
 
-def searching_model(task, **options):
-    """A model whose hypotheses end at different steps, so that sentences leave the beam."""
+# What the weights of eos are multiplied by, so that sentences leave the beam at different steps.
+WEIGHTS_OF_EOS = [1, -3, 2, 2]
+
+
+def searching_model(task, options, weight_of_eos):
     model = toy_model(task, **options).eval()
     with torch.no_grad():
-        model.decoder.output_projection.weight[task.target_dictionary.eos()] *= 3
+        model.decoder.output_projection.weight[task.target_dictionary.eos()] *= weight_of_eos
     return model
 
 
@@ -115,13 +118,13 @@ def search(model, task, sample, beam, share=True):
     ]
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_hypotheses_that_share_the_keys_of_their_sentence_change_no_translation(options):
+@pytest.mark.parametrize(("options", "weight"), zip(OPTIONS, WEIGHTS_OF_EOS), ids=str)
+def test_hypotheses_that_share_the_keys_of_their_sentence_change_no_translation(options, weight):
     task = toy_task()
-    model = searching_model(task, **options)
+    model = searching_model(task, options, weight)
     sample = toy_sample(task, [3, 6, 5, 1, 4, 6], [1] * 6)
     shared = search(model, task, sample, 3)
-    alone = search(searching_model(task, **options), task, sample, 3, share=False)
+    alone = search(searching_model(task, options, weight), task, sample, 3, share=False)
     assert len({len(sentence[0][0]) for sentence in shared}) > 1
     for ours, expected in zip(shared, alone):
         assert [tokens for tokens, _ in ours] == [tokens for tokens, _ in expected]
@@ -129,12 +132,12 @@ def test_hypotheses_that_share_the_keys_of_their_sentence_change_no_translation(
     # Keys are shared only where they are equal. fairseq says nothing of a beam of 1, where
     # neighbours are sentences of their own.
     single = search(model, task, sample, 1)
-    assert single == search(searching_model(task, **options), task, sample, 1)
+    assert single == search(searching_model(task, options, weight), task, sample, 1)
 
 
 def test_hypotheses_of_a_sentence_have_one_row_of_keys():
     task = toy_task()
-    model = searching_model(task)
+    model = toy_model(task).eval()
     rows = []
 
     for layer in model.decoder.layers:
