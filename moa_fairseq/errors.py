@@ -38,7 +38,7 @@ class NonFiniteRouter(SystemExit):
 def unreadable_checkpoint(path: Union[str, Path], error: BaseException) -> UsageError:
     """What to say of a checkpoint that could not be read, from what reading it raised."""
     if isinstance(error, FileNotFoundError):
-        return UsageError(f"{path}: no such checkpoint")
+        return UsageError(f"{path}: no such checkpoint; give one that fairseq-train wrote")
     if type(error).__name__ == "UnpicklingError":  # for damage and for code alike
         # torch's first lines advise to run what the file holds; the cause comes after.
         refused = re.search(r"unsupported global:? (?:GLOBAL )?(\S+)", str(error), re.IGNORECASE)

@@ -63,7 +63,9 @@ MISTAKES: Tuple[Mistake, ...] = (
         "another with --train-subset, --valid-subset or --gen-subset",
     ),
     Mistake(
-        OSError, r"^Model file not found: (.*)", "--path {1}: no such checkpoint; give another"
+        OSError,
+        r"^Model file not found: (.*)",
+        "--path {1}: no such checkpoint; give one that fairseq-train wrote",
     ),
     # Of a vocabulary of subwords, from `--sentencepiece-model` or `--bpe-codes`.
     Mistake(OSError, r"^file (.*) not found$", "{1}: no such file; give the path of one"),
@@ -95,6 +97,11 @@ MISTAKES: Tuple[Mistake, ...] = (
         "--max-source-positions or --max-target-positions; raise them or give other data",
     ),
     Mistake(
+        ValueError,
+        r"^cannot mmap an empty file",
+        "a split of the data is empty; binarise text that has lines with fairseq-preprocess",
+    ),
+    Mistake(
         Exception,
         r"^Size of sample #(\d+) is invalid",
         "sentence {1} is longer than --max-source-positions or --max-target-positions; raise them, "
@@ -111,11 +118,6 @@ MISTAKES: Tuple[Mistake, ...] = (
         r"^embed_dim must be divisible by num_heads",
         "--encoder-attention-heads and --decoder-attention-heads must divide --encoder-embed-dim "
         "and --decoder-embed-dim in attentions that are not MoA; choose a divisor",
-    ),
-    Mistake(
-        AssertionError,
-        r"^cannot specify cutoff larger than vocab size",
-        "--adaptive-softmax-cutoff names a number that is larger than the dictionary; lower it",
     ),
     Mistake(
         AssertionError,

@@ -45,10 +45,10 @@ def refuse_another_model(path: str, state: Mapping[str, Any], cfg: Any) -> None:
     if not theirs or not (with_moa or str(ours.get("arch")).startswith("dense_transformer")):
         return  # a checkpoint that does not say what it is; or a model that is not of this package
     if with_moa != ("num_experts" in theirs):
+        arch, which = theirs.get("arch"), "no " if with_moa else ""
         raise UsageError(
-            f"{path}: the checkpoint is not of this model, but of --arch {theirs.get('arch')}, which "
-            f"has {'no ' if with_moa else ''}MoA attention; train with that --arch, or choose another "
-            "--save-dir"
+            f"{path}: the checkpoint is not of this model, but of --arch {arch}, which has {which}"
+            "MoA attention; train with that --arch, or choose another --save-dir"
         )
     defaults = vars(MoATransformerConfig())
     for name in COMPUTING_OPTIONS if with_moa else DENSE_OPTIONS:
