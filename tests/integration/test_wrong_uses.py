@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import shlex
 import shutil
 import zipfile
@@ -31,7 +32,7 @@ from .commands import last_line, run, script
 from .conftest import sentences, write_pairs
 from .in_process import RECIPE, call, train
 from .wrong_uses import USAGE, WRONG_USES, WrongUse
-from .wrong_uses_of_fairseq import WRONG_USES_OF_FAIRSEQ
+from .wrong_uses_of_fairseq import HYDRA_ITSELF, WRONG_USES_OF_FAIRSEQ
 
 TRAIN = ["--user-dir", str(PACKAGE), "--save-dir", "{out}/run", "--max-update", "1", *RECIPE]
 WITHOUT_BATCH_SIZE = [word for word in TRAIN if word not in ("--max-tokens", "1024")]
