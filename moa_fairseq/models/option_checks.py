@@ -56,6 +56,19 @@ def check_transformer_options(
                 f"--share-all-embeddings needs one size, but --encoder-embed-dim is {dims[0]} and "
                 f"--decoder-embed-dim {dims[1]}; make them equal, or leave it out"
             )
+    shared = values["share_all_embeddings"] or values["share_decoder_input_output_embed"]
+    dim, output = values["decoder_embed_dim"], values["decoder_output_dim"]
+    if shared and dim != output and not values["adaptive_softmax_cutoff"]:
+        raise UsageError(
+            f"--decoder-output-dim {output}: shared embeddings are also the output projection, and "
+            f"so need --decoder-embed-dim {dim}; give that, or share no embeddings"
+        )
+    if moa_width is not None and values["quant_noise_pq"] > 0 and values["checkpoint_activations"]:
+        # fairseq's noise changes the weights themselves, so that a layer that runs twice differs.
+        raise UsageError(
+            "--checkpoint-activations and --quant-noise-pq: layers that are computed again would "
+            "get other noise and other experts; leave out the one or the other"
+        )
     check_blocks(values, moa_width)
 
 

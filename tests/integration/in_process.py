@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Callable
+from typing import Any, Callable, Optional
 
 from fairseq import checkpoint_utils, options
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
@@ -38,10 +38,11 @@ def train(toy: Path, save_dir: Path, *arguments: Any) -> None:
     train_command.main(convert_namespace_to_omegaconf(args))
 
 
-def generate(toy: Path, path: Any, *arguments: Any) -> None:
-    """`fairseq-generate` of the toy test set; what it says goes to standard output."""
+def generate(toy: Path, path: Any, *arguments: Any, data: Optional[Path] = None) -> None:
+    """`fairseq-generate` of a test set, the toy one's; what it says goes to standard output."""
     parser = options.get_generation_parser()
-    words = [toy / "prepared/data", "--path", path, "--cpu", "--gen-subset", "test", *arguments]
+    data = data or toy / "prepared/data"
+    words = [data, "--path", path, "--cpu", "--gen-subset", "test", *arguments]
     args = options.parse_args_and_arch(parser, input_args=[str(word) for word in words])
     generate_command.main(convert_namespace_to_omegaconf(args))
 

@@ -40,6 +40,8 @@ OPTIONS = rows(
     ("--encoder-layers-to-keep 0,4", "--encoder-layers-to-keep 0,4", "numbers from 0 to 0"),
     ("--decoder-xformers-att-config '{{}}'", "--decoder-xformers-att-config", "leave it out"),
     ("--ddp-backend fully_sharded", "--ddp-backend fully_sharded", "use --ddp-backend"),
+    ("--checkpoint-activations --quant-noise-pq 0.1", "other noise and other experts", "leave"),
+    ("--decoder-output-dim 32", "--decoder-output-dim 32", "share no embeddings"),
     ("--decoder-embed-dim 32", "--share-all-embeddings needs one size", "make them equal"),
     (
         "--moa-modules cross --encoder-attention-heads 3",
