@@ -42,7 +42,7 @@ def load_checkpoint(path: Path) -> Dict[str, Any]:
     except Exception as error:
         raise unreadable_checkpoint(path, error) from error
     if not isinstance(state, dict) or not isinstance(state.get("model"), dict):
-        raise UsageError(f"{path} is not a fairseq checkpoint: it has no model")
+        raise UsageError(f"{path} is not a fairseq checkpoint: it has no model; give another")
     return state
 
 
@@ -64,7 +64,7 @@ def find_checkpoints(
         UsageError: when there are fewer than N.
     """
     if not folder.is_dir():
-        raise UsageError(f"{folder}: no such folder of checkpoints")
+        raise UsageError(f"{folder}: no such folder of checkpoints; give a --save-dir")
     if best is not None:
         pattern, wanted, kind, saving = BEST_NAME, best, "best", f"--keep-best-checkpoints {best}"
     elif epochs is not None:
@@ -163,7 +163,7 @@ def _check_same_model(
             if left.get(name) != right.get(name):
                 raise UsageError(
                     f"{path} is not of the same model as {first_path}: {what} {name} is "
-                    f"{right.get(name)} instead of {left.get(name)}"
+                    f"{right.get(name)} instead of {left.get(name)}; give checkpoints of one run"
                 )
 
 

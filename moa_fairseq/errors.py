@@ -11,8 +11,7 @@ class UsageError(ValueError, SystemExit):
     """A wrong option or input, with the flag, the value and the remedy in one line.
 
     To Python callers it is a `ValueError`. Uncaught on a command line it is a `SystemExit`:
-    the message goes to standard error without a traceback, and the exit status is 1. (hydra
-    catches every `ValueError` and prints a traceback before the message.)
+    the message goes to standard error without a traceback, and the exit status is 1.
     """
 
     def __init__(self, message: str) -> None:
@@ -39,7 +38,7 @@ class NonFiniteRouter(SystemExit):
 def unreadable_checkpoint(path: Union[str, Path], error: BaseException) -> UsageError:
     """What to say of a checkpoint that could not be read, from what reading it raised."""
     if isinstance(error, FileNotFoundError):
-        return UsageError(f"{path}: no such checkpoint")
+        return UsageError(f"{path}: no such checkpoint; give one that fairseq-train wrote")
     if type(error).__name__ == "UnpicklingError":  # for damage and for code alike
         # torch's first lines advise to run what the file holds; the cause comes after.
         refused = re.search(r"unsupported global:? (?:GLOBAL )?(\S+)", str(error), re.IGNORECASE)
@@ -58,6 +57,25 @@ def unreadable_checkpoint(path: Union[str, Path], error: BaseException) -> Usage
     return UsageError(
         f"{path} is not a readable checkpoint: {first_line(error).split('. ')[0][:300]}; it may "
         "have been cut short: copy it again, or use another checkpoint"
+    )
+
+
+def describe_mismatch(error: BaseException) -> str:
+    """What to say of a checkpoint whose parameters do not fit, from what torch raised."""
+    vocabulary = re.search(
+        r"embed_tokens\.weight: .*?torch\.Size\(\[(\d+), (\d+)\]\).*?torch\.Size\(\[(\d+), \2\]\)",
+        str(error),
+    )
+    if vocabulary:
+        return (
+            f"the checkpoint is not of this model: its vocabulary has {vocabulary[1]} types, and "
+            f"the dictionary here {vocabulary[3]}; give the data that it was trained with, or "
+            "another --save-dir"
+        )
+    reason = " ".join(line.strip() for line in str(error).splitlines()[1:3])
+    return (
+        f"the checkpoint is not of this model ({reason[:300]}); train with the options of the "
+        "checkpoint, or with another --save-dir"
     )
 
 

@@ -6,13 +6,14 @@ is split into heads. fairseq compares parameters alone, and would go on with ano
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any, Dict, Mapping
 
 from omegaconf import OmegaConf
 
 from .compat import resumption_checks
 from .errors import UsageError
-from .models.config import MoATransformerConfig
+from .models.config import FlatTransformerConfig, MoATransformerConfig
 
 # What a MoA model computes, beside its parameters. Options that only shape training, or name
 # files and limits, may change from run to run.
@@ -23,10 +24,13 @@ COMPUTING_OPTIONS = (
     *("encoder_normalize_before", "decoder_normalize_before", "layernorm_embedding"),
     *("no_token_positional_embeddings", "encoder_learned_pos", "decoder_learned_pos"),
 )
+# What fairseq's Transformer has of them.
+_DENSE = {field.name for field in fields(FlatTransformerConfig)}
+DENSE_OPTIONS = tuple(name for name in COMPUTING_OPTIONS if name in _DENSE)
 
 
 def refuse_another_model(path: str, state: Mapping[str, Any], cfg: Any) -> None:
-    """Refuse to resume from a checkpoint of a MoA model with other options.
+    """Refuse to resume from a checkpoint of a model of this package with other options.
 
     Args:
         path: the checkpoint.
@@ -37,15 +41,17 @@ def refuse_another_model(path: str, state: Mapping[str, Any], cfg: Any) -> None:
         UsageError: naming the first option that differs, both values and the remedy.
     """
     ours, theirs = options_of(cfg.model), options_of((state.get("cfg") or {}).get("model"))
-    if "num_experts" not in ours or not theirs:
-        return  # not a MoA model; or a checkpoint that does not say what it is
-    if "num_experts" not in theirs:
+    with_moa = "num_experts" in ours
+    if not theirs or not (with_moa or str(ours.get("arch")).startswith("dense_transformer")):
+        return  # a checkpoint that does not say what it is; or a model that is not of this package
+    if with_moa != ("num_experts" in theirs):
+        arch, which = theirs.get("arch"), "no " if with_moa else ""
         raise UsageError(
-            f"{path}: the checkpoint is not of this model, but of --arch {theirs.get('arch')}, "
-            "which has no MoA attention; train with that --arch, or choose another --save-dir"
+            f"{path}: the checkpoint is not of this model, but of --arch {arch}, which has {which}"
+            "MoA attention; train with that --arch, or choose another --save-dir"
         )
     defaults = vars(MoATransformerConfig())
-    for name in COMPUTING_OPTIONS:
+    for name in COMPUTING_OPTIONS if with_moa else DENSE_OPTIONS:
         # An option that came with a later version has its default in a checkpoint without it.
         values = [_value(name, options.get(name, defaults.get(name))) for options in (theirs, ours)]
         if values[0] != values[1]:

@@ -15,9 +15,10 @@ HELP
 
 case "${1-}" in
   -h | --help) usage; exit ;;
-  "") usage >&2; exit 2 ;;
+  "") die "needs the folder of the checkpoints; see --help" ;;
 esac
 number="${2:-5}"
+[[ $# -le 2 ]] || die "unknown argument $3; see --help"
 activate_environment
 moa-average-checkpoints --inputs "$1" --num-epoch-checkpoints "$number" \
   --output "$1/checkpoint.avg$number.pt"

@@ -52,9 +52,14 @@ while [[ $# -gt 0 ]]; do
   esac
   shift || die "the last option needs a value"
 done
-[[ -n "$prepared" && -n "$save_dir" && -n "$out" ]] || { usage >&2; exit 2; }
+[[ -n "$prepared" && -n "$save_dir" && -n "$out" ]] ||
+  die "needs --prepared DIR, --save-dir DIR and --out DIR; see --help"
 [[ -f "$prepared/manifest.json" ]] || die "--prepared $prepared was not made by prepare.sh or prepare_wmt14.sh, or not to the end"
 
+[[ "${average:-1}" =~ ^[1-9][0-9]*$ ]] || die "--average $average: give a whole number from 1 on"
+[[ "${beam:-1}" =~ ^[1-9][0-9]*$ ]] || die "--beam $beam: give a whole number from 1 on"
+[[ "${lenpen:-1}" =~ ^-?([0-9]+\.?|[0-9]*\.[0-9]+)$ ]] || die "--lenpen $lenpen: give a number, such as 0.6"
+[[ "$samples" =~ ^[0-9]+$ ]] || die "--samples $samples: give a whole number from 0 on"
 if [[ -d "$baseline" ]]; then
   baseline="$baseline/$subset.hypotheses.txt"
 fi
@@ -66,13 +71,16 @@ settings="$(
   python - "$prepared/manifest.json" <<'PYTHON'
 import json, sys
 
-manifest = json.load(open(sys.argv[1], encoding="utf-8"))
-options, evaluation = manifest["options"], manifest.get("evaluation", {})
-print(
-    options["source_lang"], options["target_lang"], options.get("pair", "-"),
-    options.get("recipe", "sentencepiece"), evaluation.get("average", 5),
-    evaluation.get("beam", 5), evaluation.get("lenpen", 1.0),
-)
+try:
+    manifest = json.load(open(sys.argv[1], encoding="utf-8"))
+    options, evaluation = manifest["options"], manifest.get("evaluation", {})
+    print(
+        options["source_lang"], options["target_lang"], options.get("pair", "-"),
+        options.get("recipe", "sentencepiece"), evaluation.get("average", 5),
+        evaluation.get("beam", 5), evaluation.get("lenpen", 1.0),
+    )
+except (ValueError, KeyError, TypeError, AttributeError):
+    sys.exit(f"evaluate.sh: {sys.argv[1]} does not say what was prepared; prepare the data again")
 PYTHON
 )"
 read -r source_lang target_lang pair recipe recipe_average recipe_beam recipe_lenpen <<<"$settings"

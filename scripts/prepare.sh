@@ -22,7 +22,7 @@ A second run with the same text and options does nothing; an interrupted one goe
 HELP
 }
 
-[[ $# -gt 0 ]] || { usage >&2; exit 2; }
+[[ $# -gt 0 ]] || die "needs --source-lang, --target-lang, --train and --out; see --help"
 out="" source_lang="" target_lang=""
 arguments=("$@")
 while [[ $# -gt 0 ]]; do

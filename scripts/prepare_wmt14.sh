@@ -27,7 +27,7 @@ run it again with nothing changed and it does nothing. DIR then holds
 HELP
 }
 
-[[ $# -gt 0 ]] || { usage >&2; exit 2; }
+[[ $# -gt 0 ]] || die "needs --pair and --out; see --help"
 out="" pair=""
 arguments=("$@")
 while [[ $# -gt 0 ]]; do

@@ -47,9 +47,15 @@ if [[ -z "$src$tgt" ]]; then
 elif [[ -z "$src" || -z "$tgt" ]]; then
   die "--src and --tgt go together"
 fi
+for file in ${src:+"$src" "$tgt"}; do
+  [[ -f "$file" ]] || die "$file: no such file; --src and --tgt name your own text"
+done
+[[ "$vocab_size" =~ ^[1-9][0-9]*$ ]] ||
+  die "--vocab-size $vocab_size: give a whole number from 1 on"
 [[ "$epochs" =~ ^[1-9][0-9]*$ ]] || die "--epochs $epochs: give a whole number from 1 on"
 out="${out:-$MOA_ROOT/work/quickstart-$pair}"
 scripts="$MOA_ROOT/scripts"
+check_prepared "$out/prepared"
 
 activate_environment
 mkdir -p -- "$out"

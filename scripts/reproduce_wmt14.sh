@@ -49,7 +49,7 @@ while [[ $# -gt 0 ]]; do
   esac
   shift || die "the last option needs a value"
 done
-[[ -n "$pair" && -n "$size" ]] || { usage >&2; exit 2; }
+[[ -n "$pair" && -n "$size" ]] || die "needs --pair and --size; see --help"
 [[ "$pair" == en-de || "$pair" == en-fr ]] || die "--pair $pair: give en-de or en-fr"
 [[ "$size" == base || "$size" == big ]] || die "--size $size: give base or big"
 [[ "$model" == moa_transformer || "$model" == transformer ]] ||

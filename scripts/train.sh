@@ -30,7 +30,7 @@ while [[ $# -gt 0 ]]; do
   esac
   shift || die "the last option needs a value"
 done
-[[ -n "$data" && -n "$save_dir" ]] || { usage >&2; exit 2; }
+[[ -n "$data" && -n "$save_dir" ]] || die "needs --data DIR and --save-dir DIR; see --help"
 compgen -G "$data/dict.*.txt" >/dev/null ||
   die "--data $data holds no dictionary; make it with scripts/prepare.sh"
 

@@ -36,7 +36,7 @@ epochs of the other three are recalled from the paper, not read in a source.
 HELP
 }
 
-[[ $# -gt 0 ]] || { usage >&2; exit 2; }
+[[ $# -gt 0 ]] || die "needs --prepared, --save-dir, --pair and --size; see --help"
 prepared="" save_dir="" dry_run=""
 arguments=("$@")
 while [[ $# -gt 0 && "$1" != "--" ]]; do

@@ -37,9 +37,11 @@ def main(arguments: Optional[Sequence[str]] = None) -> None:
     numbers = (args.num_epoch_checkpoints, args.num_update_checkpoints, args.num_best_checkpoints)
     counted = any(number is not None for number in numbers)
     if any(number is not None and number < 1 for number in numbers):
-        raise UsageError("the number of checkpoints to average must be at least 1")
+        raise UsageError("the number of checkpoints to average must be at least 1; raise it")
     if counted and len(args.inputs) != 1:
-        raise UsageError("--inputs must be one folder when a number of checkpoints is given")
+        raise UsageError(
+            "--inputs must be one folder when a number of checkpoints is given; give one"
+        )
     if args.checkpoint_upper_bound is not None and (
         args.num_epoch_checkpoints is None and args.num_update_checkpoints is None
     ):
@@ -56,4 +58,6 @@ def main(arguments: Optional[Sequence[str]] = None) -> None:
         if counted
         else args.inputs
     )
+    if args.output.resolve() in [path.resolve() for path in paths]:
+        raise UsageError(f"--output {args.output} is one of the inputs; choose another name")
     average_checkpoints(paths, args.output)

@@ -23,6 +23,7 @@ def command(main: Main) -> Main:
         except BrokenPipeError:
             sys.exit(1)  # the reader of a pipe went away; nothing to say
         except OSError as error:
-            sys.exit(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+            line = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+            sys.exit(f"{line}; give another path, or mend this one")
 
     return wrapped

@@ -66,7 +66,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> None:
         ("--max-length", args.max_length, 1),
         ("--max-ratio", args.max_ratio, 1),
     ):
-        if value is not None and value < least:
+        if value is not None and not value >= least:
             raise UsageError(f"{flag} {value}: it must be at least {least}")
     options = PrepareOptions(
         *languages,

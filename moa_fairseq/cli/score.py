@@ -126,7 +126,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _check_options(args: argparse.Namespace) -> None:
     if args.samples < 0:
-        raise UsageError(f"--samples {args.samples}: it must not be negative")
+        raise UsageError(f"--samples {args.samples}: it must not be negative; 0 prints none")
     if args.resamples < 0 or args.resamples == 1:
         raise UsageError(f"--resamples {args.resamples}: give 2 or more, or 0 for no intervals")
     if args.seed < 1:
@@ -212,7 +212,8 @@ def main(arguments: Optional[Sequence[str]] = None) -> None:
     sources = read_lines(args.source) if args.source else None
     if sources is not None and len(sources) != len(references):
         raise UsageError(
-            f"{args.source} has {len(sources)} lines but {args.reference} has {len(references)}"
+            f"{args.source} has {len(sources)} lines but {args.reference} has {len(references)}; "
+            "line n of the one must translate line n of the other"
         )
     check_detokenised(references, f"--reference {args.reference}")
     flag = "--generate-output" if args.generate_output else "--hypotheses"

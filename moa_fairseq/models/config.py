@@ -15,6 +15,7 @@ from ..modules.expert_products import AUTO, BACKENDS
 from ..modules.moa_attention import ATTENTION_KINDS, CROSS, DECODER_SELF, ENCODER_SELF
 from ..modules.routing import GATE_NORMALIZATIONS
 from .layers_to_keep import check_layers_to_keep
+from .option_checks import check_transformer_options, flag
 
 
 @dataclass(frozen=True)
@@ -213,8 +214,9 @@ def transformer_config(flat: Any) -> TransformerConfig:
         UsageError: for options that cannot work, naming flag, value and remedy.
     """
     values = _resolved(flat)
-    check_layers_to_keep(values)
     moa = moa_options(flat, values)
+    check_transformer_options(values, moa.modules, moa.heads_per_expert * moa.head_dim)
+    check_layers_to_keep(values)
     cfg = TransformerConfig.from_namespace(Namespace(**values))
     cfg.moa = moa
     return cfg
@@ -225,8 +227,13 @@ def dense_transformer_config(flat: Any) -> TransformerConfig:
 
     Args:
         flat: a :class:`FlatTransformerConfig`, or a `DictConfig` or `Namespace` of its fields.
+
+    Raises:
+        UsageError: for options that cannot work, naming flag, value and remedy.
     """
-    return TransformerConfig.from_namespace(Namespace(**_resolved(flat)))
+    values = _resolved(flat)
+    check_transformer_options(values)
+    return TransformerConfig.from_namespace(Namespace(**values))
 
 
 def _resolved(flat: Any) -> Dict[str, Any]:
@@ -243,7 +250,7 @@ def moa_options(flat: Any, transformer: dict) -> MoAOptions:
     modules = parse_moa_modules(str(flat.moa_modules))
     for name, least in (("num_experts", 1), ("head_dim", 1), ("heads_per_expert", 1)):
         if int(getattr(flat, name)) < least:
-            raise UsageError(f"{_flag(name)} {getattr(flat, name)}: it must be at least {least}")
+            raise UsageError(f"{flag(name)} {getattr(flat, name)}: it must be at least {least}")
     if not flat.router_init_std > 0:
         raise UsageError(
             f"--router-init-std {flat.router_init_std}: it must be positive, since equal router "
@@ -312,7 +319,3 @@ def parse_moa_modules(text: str) -> Tuple[str, ...]:
 def _choice(value: Any) -> str:
     """The text of a member of an enumeration, or the text itself."""
     return str(getattr(value, "value", value))
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")

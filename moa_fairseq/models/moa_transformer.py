@@ -15,7 +15,7 @@ from fairseq.models.transformer import (
 )
 from torch import nn
 
-from ..errors import CheckpointMismatch
+from ..errors import CheckpointMismatch, describe_mismatch
 from ..modules.recording import moa_attentions
 from ..modules.transformer_layer import (
     MoATransformerDecoderLayer,
@@ -90,11 +90,7 @@ class MoATransformerModel(TransformerModelBase):
         except RuntimeError as error:
             if model_cfg is None:
                 raise
-            reason = " ".join(line.strip() for line in str(error).splitlines()[1:3])
-            raise CheckpointMismatch(
-                f"the checkpoint is not of this model ({reason[:300]}); train with the options of "
-                "the checkpoint, or with another --save-dir"
-            ) from error
+            raise CheckpointMismatch(describe_mismatch(error)) from error
 
     def set_beam_size(self, beam_size: int) -> None:
         """How many hypotheses of a sentence stand side by side; from fairseq's beam search.

@@ -25,7 +25,7 @@ def read_lines(path: PathLike) -> List[str]:
     try:
         data = Path(path).read_bytes()
     except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}") from error
+        raise UsageError(f"{path}: {error.strerror}; give the path of a text file") from error
     if not data:
         raise UsageError(f"{path} is empty; it must hold one sentence a line")
     try:

@@ -37,7 +37,9 @@ def extract(wheel: Path, source_lang: str, target_lang: str, out: Path) -> Dict[
     """
     splits = split_by_component(component_texts(wheel, source_lang, target_lang))
     if not splits["train"]:
-        raise UsageError(f"{wheel} holds no texts for {source_lang}-{target_lang}")
+        raise UsageError(
+            f"{wheel} holds no texts for {source_lang}-{target_lang}; give a wheel of homeassistant"
+        )
     out.mkdir(parents=True, exist_ok=True)
     for name, pairs in splits.items():
         for side, language in enumerate((source_lang, target_lang)):
@@ -52,7 +54,7 @@ def component_texts(
     try:
         archive = zipfile.ZipFile(wheel)
     except (OSError, zipfile.BadZipFile) as error:
-        raise UsageError(f"{wheel} is not a readable wheel: {error}") from error
+        raise UsageError(f"{wheel} is not a readable wheel: {error}; download it again") from error
     texts: Dict[str, List[Tuple[str, str]]] = {}
     with archive:
         names = set(archive.namelist())

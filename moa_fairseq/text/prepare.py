@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import platform
+import re
 import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from .files import atomic_writer, read_parallel, sha256, write_lines
 logger = logging.getLogger(__name__)
 
 MANIFEST = "manifest.json"
+MODEL = "sentencepiece.model"
 # Fixed, because the trainer's sums depend on how the text is split among threads.
 TRAINER_THREADS = 2
 
@@ -64,6 +66,14 @@ def prepare(options: PrepareOptions, out: Path) -> bool:
     Raises:
         UsageError: for input that cannot be used.
     """
+    for flag, language in zip(
+        ("--source-lang", "--target-lang"), (options.source_lang, options.target_lang)
+    ):
+        if not re.fullmatch(r"[A-Za-z0-9_]+", language):
+            raise UsageError(
+                f"{flag} {language}: fairseq takes a language from the names of files, so give "
+                "letters, digits and _ alone, such as zh_CN"
+            )
     if options.source_lang == options.target_lang:
         raise UsageError(
             f"--source-lang and --target-lang are both {options.source_lang}; the languages must "
@@ -85,42 +95,25 @@ def prepare(options: PrepareOptions, out: Path) -> bool:
         if any(folder.resolve() in Path(path).resolve().parents for folder in folders):
             raise UsageError(f"{path} lies in a folder that --out {out} replaces; choose another")
     splits, counts = _split(options)
-    out.mkdir(parents=True, exist_ok=True)
-    (out / MANIFEST).unlink(missing_ok=True)
-    for folder in folders:
-        # Whatever an earlier run left, such as a test set that is not wanted any more, goes.
-        if folder.exists():
-            shutil.rmtree(folder)
-        folder.mkdir()
-    languages = (options.source_lang, options.target_lang)
-    for name, pairs in splits.items():
-        for side, language in enumerate(languages):
-            write_lines(out / "raw" / f"{name}.{language}", [pair[side] for pair in pairs])
-
-    model = out / "sentencepiece.model"
-    logger.info("training SentencePiece on %d pairs", len(splits["train"]))
-    train_sentencepiece(
-        [out / "raw" / f"train.{language}" for language in languages], options.vocab_size, model
-    )
-    processor = sentencepiece.SentencePieceProcessor(model_file=str(model))
-    for name, pairs in splits.items():
-        logger.info("encoding %s: %d pairs", name, len(pairs))
-        encoded = encode_pairs(processor, pairs)
-        if name == "train":
-            encoded, dropped = filter_lengths(encoded, options.max_length, options.max_ratio)
-            counts["train"].update(dropped)
-            if not encoded:
-                raise UsageError(
-                    f"no training pair is left after cleaning: {_reasons(counts['train'])}"
-                )
-            counts["train"]["kept"] = len(encoded)
-        for side, language in enumerate(languages):
-            write_lines(out / "pieces" / f"{name}.{language}", [pair[side] for pair in encoded])
-    outputs = sorted(path for path in out.glob("*/*") if path.parent.name in ("raw", "pieces"))
+    # What is there stays until all of the new is: text that cannot be prepared replaces nothing.
+    staging = out / ".partial"
+    shutil.rmtree(staging, ignore_errors=True)
+    try:
+        _write_all(options, splits, counts, staging)
+        (out / MANIFEST).unlink(missing_ok=True)
+        for folder in folders:
+            # Whatever an earlier run left, such as a test set that is not wanted any more, goes.
+            if folder.exists():
+                shutil.rmtree(folder)
+            (staging / folder.name).rename(folder)
+        (staging / MODEL).replace(out / MODEL)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+    outputs = sorted(path for folder in folders for path in folder.glob("*"))
     manifest = {
         **wanted,
         "pairs": counts,
-        "outputs": {str(path.relative_to(out)): sha256(path) for path in [model, *outputs]},
+        "outputs": {str(path.relative_to(out)): sha256(path) for path in [out / MODEL, *outputs]},
         "versions": {
             "python": platform.python_version(),
             "sentencepiece": sentencepiece.__version__,
@@ -131,6 +124,38 @@ def prepare(options: PrepareOptions, out: Path) -> bool:
     for name, numbers in counts.items():
         logger.info("%s: %s", name, _reasons(numbers))
     return True
+
+
+def _write_all(
+    options: PrepareOptions,
+    splits: Dict[str, List[Pair]],
+    counts: Dict[str, Dict[str, int]],
+    folder: Path,
+) -> None:
+    """Write raw text, the model and pieces to `folder`; adds to the counts of train."""
+    raw, pieces, model = folder / "raw", folder / "pieces", folder / MODEL
+    for subfolder in (raw, pieces):
+        subfolder.mkdir(parents=True)
+    languages = (options.source_lang, options.target_lang)
+    for name, pairs in splits.items():
+        for side, language in enumerate(languages):
+            write_lines(raw / f"{name}.{language}", [pair[side] for pair in pairs])
+    logger.info("training SentencePiece on %d pairs", len(splits["train"]))
+    train_sentencepiece(
+        [raw / f"train.{language}" for language in languages], options.vocab_size, model
+    )
+    processor = sentencepiece.SentencePieceProcessor(model_file=str(model))
+    for name, pairs in splits.items():
+        logger.info("encoding %s: %d pairs", name, len(pairs))
+        encoded = encode_pairs(processor, pairs)
+        if name == "train":
+            encoded, dropped = filter_lengths(encoded, options.max_length, options.max_ratio)
+            counts["train"].update(dropped)
+            if not encoded:
+                raise _nothing_left(counts["train"])
+            counts["train"]["kept"] = len(encoded)
+        for side, language in enumerate(languages):
+            write_lines(pieces / f"{name}.{language}", [pair[side] for pair in encoded])
 
 
 def _split(options: PrepareOptions) -> Tuple[Dict[str, List[Pair]], Dict[str, Dict[str, int]]]:
@@ -164,7 +189,7 @@ def _split(options: PrepareOptions) -> Tuple[Dict[str, List[Pair]], Dict[str, Di
             cleaned = [(clean_line(source), clean_line(target)) for source, target in splits[name]]
             counts[name]["pairs of train that share a side"] = drop_overlap(train, cleaned)[1]
     if not train:
-        raise UsageError(f"no training pair is left after cleaning: {_reasons(counts['train'])}")
+        raise _nothing_left(counts["train"])
     splits["train"] = train
     return dict(sorted(splits.items(), key=lambda item: item[0] != "train")), counts
 
@@ -193,7 +218,8 @@ def untrainable(vocab_size: int, error: Exception) -> UsageError:
     """What to say where SentencePiece's trainer refuses a text, from what it raised."""
     reason = str(error).splitlines()[0].split("] ")[-1].strip()
     return UsageError(
-        f"--vocab-size {vocab_size}: SentencePiece cannot be trained on this text ({reason})"
+        f"--vocab-size {vocab_size}: SentencePiece cannot be trained on this text ({reason}); "
+        "lower it, or give more text"
     )
 
 
@@ -208,7 +234,9 @@ def encode_pairs(processor: Any, pairs: Sequence[Pair]) -> List[Pair]:
 
 def _existing(path: str) -> str:
     if not Path(path).is_file():
-        raise UsageError(f"{path}: no such file")
+        raise UsageError(
+            f"{path}: no such file; --train, --valid and --test name PREFIX.LANGUAGE by its PREFIX"
+        )
     return path
 
 
@@ -222,6 +250,13 @@ def _is_current(out: Path, wanted: Dict[str, Any]) -> bool:
         )
     except (OSError, ValueError, KeyError):
         return False
+
+
+def _nothing_left(counts: Dict[str, int]) -> UsageError:
+    return UsageError(
+        f"no training pair is left after cleaning: {_reasons(counts)}; give other text, or raise "
+        "--max-length and --max-ratio"
+    )
 
 
 def _reasons(counts: Dict[str, int]) -> str:

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import re
+import sys
+import traceback
+from collections.abc import Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, Callable, Optional
 
 from fairseq import checkpoint_utils, options
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
@@ -32,10 +38,11 @@ def train(toy: Path, save_dir: Path, *arguments: Any) -> None:
     train_command.main(convert_namespace_to_omegaconf(args))
 
 
-def generate(toy: Path, path: Any, *arguments: Any) -> None:
-    """`fairseq-generate` of the toy test set; what it says goes to standard output."""
+def generate(toy: Path, path: Any, *arguments: Any, data: Optional[Path] = None) -> None:
+    """`fairseq-generate` of a test set, the toy one's; what it says goes to standard output."""
     parser = options.get_generation_parser()
-    words = [toy / "prepared/data", "--path", path, "--cpu", "--gen-subset", "test", *arguments]
+    data = data or toy / "prepared/data"
+    words = [data, "--path", path, "--cpu", "--gen-subset", "test", *arguments]
     args = options.parse_args_and_arch(parser, input_args=[str(word) for word in words])
     generate_command.main(convert_namespace_to_omegaconf(args))
 
@@ -44,3 +51,29 @@ def logged(records: Any, name: str, line: str = "train_inner") -> list[float]:
     """Values of a metric, from the log records of lines of one kind."""
     text = "\n".join(r.getMessage() for r in records if r.name == line)
     return [float(value) for value in re.findall(rf"\b{name}[= ](-?[0-9.]+)", text)]
+
+
+def call(main: Callable[[], Any], name: str, arguments: Sequence[Any], stdin: str = "") -> Any:
+    """A command's `main` with these arguments, and what a shell would see of it.
+
+    Returns:
+        an object with `returncode`, `stdout` and `stderr`, as of `subprocess.run`.
+    """
+    out, err = io.StringIO(), io.StringIO()
+    before = sys.argv, sys.stdin
+    sys.argv, sys.stdin = [name, *map(str, arguments)], io.StringIO(stdin)
+    status = 0
+    try:
+        with redirect_stdout(out), redirect_stderr(err):
+            try:
+                main()
+            except SystemExit as end:  # as Python itself ends
+                status = end.code if isinstance(end.code, int) else int(end.code is not None)
+                if isinstance(end.code, str):
+                    print(end.code, file=err)
+            except BaseException:
+                status = 1
+                traceback.print_exc(file=err)
+    finally:
+        sys.argv, sys.stdin = before
+    return SimpleNamespace(returncode=status, stdout=out.getvalue(), stderr=err.getvalue())

@@ -12,7 +12,7 @@ from moa_fairseq.recipes.estimates import SUSTAINED_FLOPS, TOKENS_PER_PAIR, esti
 from moa_fairseq.recipes.wmt14 import training_recipe
 
 from ..paths import SHARED
-from .commands import last_line, script
+from .commands import script
 
 
 def valid_losses(result):
@@ -105,19 +105,3 @@ def test_the_estimate_by_hand():
     assert needs.gpu_memory == 65_000_000 * 16
     assert needs.training_flops == pytest.approx(100 * 4_590_000 * TOKENS_PER_PAIR * 62.8e6 * 2 * 3)
     assert needs.gpu_hours * 3600 * SUSTAINED_FLOPS == pytest.approx(needs.training_flops)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--pair", "en-xx", "--size", "base"], "--pair en-xx"),
-        (["--pair", "en-de", "--size", "huge"], "--size huge"),
-        (["--pair", "en-de", "--size", "base", "--model", "lstm"], "--model lstm"),
-        (["--pair", "en-de", "--size", "base", "--recipe", "bpe"], "--recipe bpe"),
-        (["--pair", "en-de", "--size", "base", "--smoke", "--from-dir", "."], "--from-dir"),
-        (["--pair", "en-de", "--size", "base", "--smoke-text", "none"], "--smoke-text none"),
-        (["--pair", "en-de", "--size", "base", "--gpu", "1"], "unknown option --gpu"),
-    ],
-)
-def test_wrong_uses(options, message):
-    assert message in last_line(script("reproduce_wmt14.sh", *options, check=False))

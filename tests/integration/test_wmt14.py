@@ -19,7 +19,6 @@ import pytest
 from fairseq.data import Dictionary
 from fairseq.data.data_utils import load_indexed_dataset
 
-from moa_fairseq.cli.prepare_wmt14 import main
 from moa_fairseq.text.wmt14 import miniature
 from moa_fairseq.text.wmt14.archives import PAIRS
 
@@ -352,43 +351,6 @@ def test_what_cannot_be_downloaded_is_named(archives, server, tmp_path):
     result = prepare(archives, tmp_path, *command, check=False)
     assert "is not the expected file" in last_line(result)
     assert not list((tmp_path / "archives").glob("*.tgz*"))
-
-
-def test_wrong_uses_end_with_one_line(archives, tmp_path, capsys):
-    folder = archives[2]
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "other").mkdir()
-    shutil.copytree(folder, tmp_path / "changed")
-    archive = tmp_path / "changed/test-full.tgz"
-    archive.write_bytes(archive.read_bytes()[:-9])
-    (tmp_path / "few").write_text(
-        "\n".join((folder / miniature.CHECKSUMS).read_text().split("\n")[:1])
-    )
-    for options, message in (
-        (["--from-dir", tmp_path / "none"], "--from-dir"),
-        (["--from-dir", tmp_path / "empty"], "has neither training-parallel-europarl-v7.tgz nor"),
-        (["--from-dir", tmp_path / "changed"], "test-full.tgz is not the expected file"),
-        (["--from-dir", folder, "--checksums", tmp_path / "few"], "does not name"),
-        (["--from-dir", folder, "--checksums", tmp_path / "none"], "--checksums"),
-        (["--from-dir", folder, "--workers", "0"], "--workers 0: it must be at least 1"),
-        (["--from-dir", folder, "--shard-lines", "-1"], "--shard-lines -1"),
-        (
-            ["--from-dir", folder, "--vocab-size", "9", "--recipe", "sentencepiece"],
-            "--vocab-size 9",
-        ),
-        (["--from-dir", folder, "--pair", "en-xx"], "--pair"),
-        (["--from-dir", folder, "--recipe", "moses"], "--recipe"),
-        (["--base-url", "nowhere"], "nowhere"),
-    ):
-        # In this process, since most of a command's time goes into its imports.
-        with pytest.raises(SystemExit) as end:
-            main(
-                [str(part) for part in arguments(archives, tmp_path / "other", "clinic", *options)]
-            )
-        shown = f"{end.value.code} {capsys.readouterr().err}"
-        assert message in shown, options
-        assert end.value.code == 2 or "\n" not in str(end.value.code)
-        assert not (tmp_path / "other/manifest.json").exists()
 
 
 def test_two_runs_in_one_folder_do_not_mix(archives, server, tmp_path):

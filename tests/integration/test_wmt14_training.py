@@ -190,27 +190,6 @@ def test_a_sweep_trains_each_run_in_its_folder_and_resumes(toy, tmp_path):
     assert resumed[updates:] == alone[updates:]
 
 
-@pytest.mark.parametrize(
-    "arguments,message",
-    [
-        (["--pair", "en-fr"], "--pair en-fr: --prepared"),
-        (["--gpus", "999"], "--gpus 999: torch sees"),
-        (["--size", "huge"], "argument --size: invalid choice: 'huge'"),
-        (["--save-dir"], "argument --save-dir: expected one argument"),
-        (["--", "--drop-out", "0.1"], "unrecognized arguments: --drop-out"),
-    ],
-)
-def test_wrong_uses(toy, tmp_path, arguments, message):
-    result = script(
-        "train_wmt14.sh",
-        *("--prepared", toy / "prepared", "--save-dir", tmp_path / "save", "--pair", "en-de"),
-        *("--size", "base", *arguments),
-        check=False,
-    )
-    assert message in last_line(result)
-    assert not list(tmp_path.glob("save/*.pt"))
-
-
 def test_checkpoints_of_other_data_are_not_trained_on(toy, tmp_path):
     (tmp_path / ".data-checksum").write_text("1234 5")
     assert "trained on other data" in last_line(train(toy, tmp_path, check=False))

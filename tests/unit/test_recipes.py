@@ -169,38 +169,6 @@ def write_manifest(folder, **options):
     (folder / "manifest.json").write_text(json.dumps({"options": options}))
 
 
-@pytest.mark.parametrize(
-    "arguments,message",
-    [
-        (["--pair", "en-ru"], "argument --pair: invalid choice: 'en-ru'"),
-        (["--pair", "en-fr"], "--pair en-fr: --prepared"),
-        (["--size", "huge"], "argument --size: invalid choice: 'huge'"),
-        (["--model", "lstm"], "argument --model: invalid choice: 'lstm'"),
-        (["--gpus", "two"], "argument --gpus: invalid int value: 'two'"),
-        (["--gpus", "0"], "--gpus 0: give a number from 1 on"),
-        (["--gpus", "999"], "--gpus 999: torch sees"),
-        (["--gpus", "3", "--dry-run"], "3 workers"),
-        (["--gpus", "2", "--nodes", "2", "--dry-run"], "--nodes 2 needs --master"),
-        (["--nodes", "0"], "--nodes 0"),
-        (["--node-rank", "1"], "--node-rank 1"),
-        (["--max-tokens", "5000"], "--max-tokens 5000"),
-        (["--max-tokens"], "argument --max-tokens: expected one argument"),
-        (["--max_tokens", "4096"], "unrecognized arguments: --max_tokens"),
-        (["--prepared", "/nowhere"], "--prepared /nowhere: it holds no manifest.json"),
-        (["--", "--max-tokens", "4096"], "--max-tokens after -- changes the 262,144 tokens"),
-        (["--", "--max-tokens=4096"], "--max-tokens after -- changes the 262,144 tokens"),
-    ],
-)
-def test_wrong_options_print_one_line_and_no_command(prepared, capsys, arguments, message):
-    with pytest.raises(SystemExit) as error:
-        main([*prepared, *arguments])
-    printed = capsys.readouterr()
-    line = str(error.value) if isinstance(error.value, UsageError) else printed.err.splitlines()[-1]
-    assert message in line and "\n" not in line
-    assert error.value.code != 0
-    assert printed.out == ""
-
-
 def test_data_that_is_not_whole_is_refused(prepared, tmp_path):
     def message():
         with pytest.raises(UsageError) as error:

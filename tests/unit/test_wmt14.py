@@ -286,7 +286,7 @@ def test_unpacking_takes_what_is_wanted_and_names_what_is_missing(tmp_path):
     wanted = {"x/one.en": tmp_path / "out/one.en", "two.fr.gz": tmp_path / "out/two.fr"}
     fetching.unpack(path, wanted)
     assert [target.read_bytes() for target in wanted.values()] == [b"1", b"2\n"]
-    with pytest.raises(UsageError, match=r"a\.tgz holds no three\.de; is it another archive"):
+    with pytest.raises(UsageError, match=r"a\.tgz holds no three\.de; it is another archive"):
         fetching.unpack(path, {"three.de": tmp_path / "three"})
     path.write_bytes(path.read_bytes()[:60])
     with pytest.raises(UsageError, match="is damaged"):

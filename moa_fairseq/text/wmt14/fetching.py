@@ -11,6 +11,7 @@ import shutil
 import tarfile
 import time
 import zlib
+from contextlib import suppress
 from http.client import HTTPException
 from pathlib import Path
 from typing import IO, Any, Dict, Mapping, Optional
@@ -38,12 +39,17 @@ def read_checksums(path: Path) -> Dict[str, str]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError as error:
-        raise UsageError(f"--checksums {path}: {error.strerror}") from error
+        raise UsageError(f"--checksums {path}: {error.strerror}; give another file") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(
+            f"--checksums {path} is not UTF-8; give what sha256sum printed, not an archive"
+        ) from error
     for number, line in enumerate(lines, start=1):
         match = re.fullmatch(r"([0-9a-f]{64}) [ *](.+)", line)
         if match is None:
             raise UsageError(
-                f"--checksums {path}: line {number} is not of the form that sha256sum writes"
+                f"--checksums {path}: line {number} is not of the form that sha256sum writes; "
+                "make it with: sha256sum FILES"
             )
         digests[Path(match[2]).name] = f"sha256:{match[1]}"
     return digests
@@ -118,24 +124,27 @@ def _fetch(url: str, partial: Path) -> bool:
     return total is None or partial.stat().st_size == total
 
 
-def verify(path: Path, archive: Archive) -> None:
+def verify(path: Path, archive: Archive, downloaded: bool = True) -> None:
     """Whether a file is the archive that is meant.
+
+    Args:
+        downloaded: whether this program fetched the file; otherwise it is the user's own.
 
     Raises:
         UsageError: for an HTML page, a truncated file, or another file.
     """
+    again = "delete it and run again" if downloaded else "put the whole file there"
+    remedy = f"{again}, or name the digests of the files that are meant with --checksums FILE"
     with open(path, "rb") as stream:
         start = stream.read(512).lstrip().lower()
         if start.startswith((b"<!doctype", b"<html", b"<?xml", b"<head")):
             raise UsageError(
                 f"{path} is a web page, not an archive: the address may have moved; give another "
-                "with --base-url"
+                f"with --base-url{'' if downloaded else ', or put the archive there'}"
             )
         size = path.stat().st_size
         if archive.size is not None and size != archive.size:
-            raise UsageError(
-                f"{path} has {size:,} bytes instead of {archive.size:,}; delete it and run again"
-            )
+            raise UsageError(f"{path} has {size:,} bytes instead of {archive.size:,}; {remedy}")
         algorithm, expected = archive.digest.split(":")
         digest = hashlib.new(algorithm)
         stream.seek(0)
@@ -148,20 +157,20 @@ def verify(path: Path, archive: Archive) -> None:
     if digest.hexdigest() != expected:
         raise UsageError(
             f"{path} is not the expected file: its {algorithm} is {digest.hexdigest()} instead of "
-            f"{expected}; delete it and run again, or name its digests with --checksums FILE"
+            f"{expected}; {remedy}"
         )
 
 
-def verify_once(path: Path, archive: Archive, memory: Path) -> None:
+def verify_once(path: Path, archive: Archive, memory: Path, downloaded: bool = True) -> None:
     """:func:`verify`, unless `memory` says that the same file has been verified."""
     known: Dict[str, Any] = {}
-    if memory.exists():
-        known = json.loads(memory.read_text(encoding="utf-8"))
+    with suppress(OSError, ValueError):  # a memory that is not there, or not whole
+        known = dict(json.loads(memory.read_text(encoding="utf-8")))
     status = path.stat()
     seen = [status.st_size, status.st_mtime_ns, archive.digest]
     if known.get(str(path.resolve())) == seen:
         return
-    verify(path, archive)
+    verify(path, archive, downloaded)
     known[str(path.resolve())] = seen
     memory.parent.mkdir(parents=True, exist_ok=True)
     with atomic_writer(memory) as stream:
@@ -208,9 +217,12 @@ def unpack(path: Path, wanted: Mapping[str, Path]) -> None:
                 if not left:
                     break
     except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise UsageError(f"{path} is damaged ({error}); delete it and run again") from error
+        raise UsageError(f"{path} is damaged ({error}); replace it and run again") from error
     if left:
-        raise UsageError(f"{path} holds no {', '.join(sorted(left))}; is it another archive?")
+        raise UsageError(
+            f"{path} holds no {', '.join(sorted(left))}; it is another archive, so give the one "
+            "that is meant"
+        )
 
 
 def open_member(content: IO[bytes], name: str) -> IO[bytes]:

@@ -24,6 +24,7 @@ from .shards import Lengths
 logger = logging.getLogger(__name__)
 
 MANIFEST = "manifest.json"
+FOLDERS = ("raw", "tokenised", "pieces")
 # Subwords in the joint vocabulary: merges of subword-nmt, pieces of SentencePiece.
 VOCAB_SIZES: Mapping[Tuple[str, str], int] = {
     ("en-de", "clinic"): 32764,
@@ -115,17 +116,18 @@ def prepare_wmt14(options: Options, out: Path) -> bool:
         if is_current(out / ".prepared.json", key):
             logger.info("%s is up to date", out)
             return False
-        # The manifest goes first and comes last: where it is, the folder is whole.
-        (out / MANIFEST).unlink(missing_ok=True)
         for left_over in (*out.glob(".*.partial.*"), *(out / "work").rglob(".*.partial.*")):
             left_over.unlink()
-        for folder in ("raw", "tokenised", "pieces"):
-            shutil.rmtree(out / folder, ignore_errors=True)
-        counts, model = _run_steps(options, sources, key, out)
-        outputs = [
-            model,
-            *(path for name in ("raw", "tokenised", "pieces") for path in (out / name).glob("*.*")),
-        ]
+        counts, result = _run_steps(options, sources, key, out)
+        # The manifest goes first and comes last: where it is, the folder is whole. What was there
+        # stays until all of the new is: what cannot be prepared replaces nothing.
+        (out / MANIFEST).unlink(missing_ok=True)
+        for name in FOLDERS:
+            shutil.rmtree(out / name, ignore_errors=True)
+        outputs: List[Path] = []
+        for path in sorted(result.iterdir()):
+            target = path.replace(out / path.name)
+            outputs += [target] if target.is_file() else target.glob("*.*")
         with atomic_writer(out / MANIFEST) as stream:
             json.dump(_manifest(options, sources, counts, outputs, out), stream, indent=2)
         write_note(out / ".prepared.json", key, [out / MANIFEST, *outputs])
@@ -153,7 +155,9 @@ def find_sources(options: Options, out: Path) -> Sources:
         archive = known
         if digests is not None:
             if archive.name not in digests:
-                raise UsageError(f"--checksums {options.checksums} does not name {archive.name}")
+                raise UsageError(
+                    f"--checksums {options.checksums} does not name {archive.name}; add its line"
+                )
             archive = replace(archive, size=None, digest=digests[archive.name])
         unpacked = _unpacked(options.from_dir, pair, archive)
         if unpacked is not None:
@@ -164,7 +168,8 @@ def find_sources(options: Options, out: Path) -> Sources:
             path = fetching.download(archive, options.base_url, out / "archives")
         else:
             path = options.from_dir / archive.name
-        fetching.verify_once(path, archive, out / "archives" / "verified.json")
+        memory = out / "archives" / "verified.json"
+        fetching.verify_once(path, archive, memory, downloaded=options.from_dir is None)
         files[archive.name] = path
         identity[archive.name] = ("archive", archive.digest)
     return Sources(files, identity)
@@ -192,11 +197,11 @@ def _unpacked(folder: Optional[Path], pair: Pair, archive: Archive) -> Optional[
 def _run_steps(
     options: Options, sources: Sources, key: str, out: Path
 ) -> Tuple[Dict[str, Dict[str, int]], Path]:
-    """Everything from archives to joined subwords; counts, and the subword model."""
+    """Everything from archives to joined subwords; counts, and the folder of what was made."""
     pair, filters = PAIRS[options.pair], FILTERS[options.pair, options.recipe]
     work = out / "work"
     text, pieces = work / "text", work / "pieces"
-    model = out / ("bpe.codes" if options.recipe == "clinic" else "sentencepiece.model")
+    model = work / ("bpe.codes" if options.recipe == "clinic" else "sentencepiece.model")
     text_key = key_of([sources.identity, options.pair, options.recipe])
     with shards.workers(options.workers) as pool:
         files = _unpack(pool, pair, sources, work / f"unpacked-{key_of(sources.identity)[:16]}")
@@ -225,11 +230,15 @@ def _run_steps(
             )
     counts = steps.count_pairs(pair, cut, cleaned, encoded)
     if not counts["train"]["kept"]:
-        raise UsageError(f"no training pair is left after cleaning: {counts}")
-    given = steps.write_given_sets(pair, options.recipe, files, model, out)
+        raise UsageError(f"no training pair is left after cleaning: {counts}; give other text")
+    result = work / "result"
+    shutil.rmtree(result, ignore_errors=True)
+    result.mkdir()
+    given = steps.write_given_sets(pair, options.recipe, files, model, result)
     counts.update({split: {"kept": number} for split, number in given.items()})
-    steps.join_shards(pair, options.recipe, cut, pieces, out)
-    return counts, model
+    steps.join_shards(pair, options.recipe, cut, pieces, result)
+    shutil.copyfile(model, result / model.name)
+    return counts, result
 
 
 def _unpack(

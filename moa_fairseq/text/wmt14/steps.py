@@ -64,7 +64,10 @@ def learn_codes(words: Mapping[str, int], merges: int, model: Path) -> None:
         UsageError: when there is nothing to merge.
     """
     if all(len(word) < 2 for word in words):
-        raise UsageError("the training text has no word of two characters; nothing can be merged")
+        raise UsageError(
+            "the training text has no word of two characters, so that nothing can be merged; give "
+            "other text"
+        )
     dictionary = io.StringIO("".join(f"{word} {count}\n" for word, count in words.items()))
     with atomic_writer(model) as stream:
         learn_bpe(dictionary, stream, merges, is_dict=True)
@@ -127,7 +130,7 @@ def write_given_sets(
         if lengths[0] != lengths[1] or not lengths[0]:
             raise UsageError(
                 f"{file.name} has {lengths[0]} {pair.source_lang} lines and {lengths[1]} "
-                f"{pair.target_lang} lines; the archive is not what it should be"
+                f"{pair.target_lang} lines; the archive is not what it should be, so give another"
             )
         counts[split] = lengths[0]
     return counts
