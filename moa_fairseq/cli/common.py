@@ -7,6 +7,8 @@ import logging
 import sys
 from typing import Callable, Optional, Sequence
 
+from ..errors import refused_file
+
 Main = Callable[..., None]
 
 
@@ -23,6 +25,6 @@ def command(main: Main) -> Main:
         except BrokenPipeError:
             sys.exit(1)  # the reader of a pipe went away; nothing to say
         except OSError as error:
-            sys.exit(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+            sys.exit(refused_file(error))
 
     return wrapped

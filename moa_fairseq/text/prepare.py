@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
+import os
 import platform
 import shutil
 from dataclasses import asdict, dataclass
@@ -14,11 +16,12 @@ import sentencepiece
 
 from ..errors import UsageError
 from .cleaning import Pair, clean_line, clean_pairs, drop_overlap, filter_lengths, hold_out
-from .files import atomic_writer, read_parallel, sha256, write_lines
+from .files import atomic_writer, only_run, read_parallel, sha256, write_lines
 
 logger = logging.getLogger(__name__)
 
 MANIFEST = "manifest.json"
+MODEL = "sentencepiece.model"
 # Fixed, because the trainer's sums depend on how the text is split among threads.
 TRAINER_THREADS = 2
 
@@ -80,24 +83,55 @@ def prepare(options: PrepareOptions, out: Path) -> bool:
         logger.info("%s is up to date", out)
         return False
 
-    folders = (out / "raw", out / "pieces")
+    staged = out / "partial"
+    folders = (out / "raw", out / "pieces", staged)
     for path in inputs:
         if any(folder.resolve() in Path(path).resolve().parents for folder in folders):
             raise UsageError(f"{path} lies in a folder that --out {out} replaces; choose another")
     splits, counts = _split(options)
     out.mkdir(parents=True, exist_ok=True)
-    (out / MANIFEST).unlink(missing_ok=True)
-    for folder in folders:
-        # Whatever an earlier run left, such as a test set that is not wanted any more, goes.
-        if folder.exists():
-            shutil.rmtree(folder)
-        folder.mkdir()
+    with only_run(out):
+        if staged.exists():
+            shutil.rmtree(staged)
+        outputs = _write(options, splits, counts, staged)
+        manifest = {
+            **wanted,
+            "pairs": counts,
+            "outputs": {str(path.relative_to(staged)): sha256(path) for path in outputs},
+            "versions": {
+                "python": platform.python_version(),
+                "sentencepiece": sentencepiece.__version__,
+            },
+        }
+        with atomic_writer(staged / MANIFEST) as stream:
+            json.dump(manifest, stream, indent=2, ensure_ascii=False)
+        # Only now does an earlier preparation go, and its manifest first: where there is one, the
+        # folder is whole.
+        (out / MANIFEST).unlink(missing_ok=True)
+        for name in ("raw", "pieces", MODEL, MANIFEST):
+            if (out / name).is_dir():
+                shutil.rmtree(out / name)
+            os.replace(staged / name, out / name)
+        staged.rmdir()
+    for name, numbers in counts.items():
+        logger.info("%s: %s", name, _reasons(numbers))
+    return True
+
+
+def _write(
+    options: PrepareOptions,
+    splits: Dict[str, List[Pair]],
+    counts: Dict[str, Dict[str, int]],
+    out: Path,
+) -> List[Path]:
+    """Write text, model and pieces to `out`; what was written. Adds to the training counts."""
     languages = (options.source_lang, options.target_lang)
+    for folder in ("raw", "pieces"):
+        (out / folder).mkdir(parents=True)
     for name, pairs in splits.items():
         for side, language in enumerate(languages):
             write_lines(out / "raw" / f"{name}.{language}", [pair[side] for pair in pairs])
-
-    model = out / "sentencepiece.model"
+    model = out / MODEL
     logger.info("training SentencePiece on %d pairs", len(splits["train"]))
     train_sentencepiece(
         [out / "raw" / f"train.{language}" for language in languages], options.vocab_size, model
@@ -116,21 +150,7 @@ def prepare(options: PrepareOptions, out: Path) -> bool:
             counts["train"]["kept"] = len(encoded)
         for side, language in enumerate(languages):
             write_lines(out / "pieces" / f"{name}.{language}", [pair[side] for pair in encoded])
-    outputs = sorted(path for path in out.glob("*/*") if path.parent.name in ("raw", "pieces"))
-    manifest = {
-        **wanted,
-        "pairs": counts,
-        "outputs": {str(path.relative_to(out)): sha256(path) for path in [model, *outputs]},
-        "versions": {
-            "python": platform.python_version(),
-            "sentencepiece": sentencepiece.__version__,
-        },
-    }
-    with atomic_writer(out / MANIFEST) as stream:
-        json.dump(manifest, stream, indent=2, ensure_ascii=False)
-    for name, numbers in counts.items():
-        logger.info("%s: %s", name, _reasons(numbers))
-    return True
+    return [model, *sorted(out.glob("*/*"))]
 
 
 def _split(options: PrepareOptions) -> Tuple[Dict[str, List[Pair]], Dict[str, Dict[str, int]]]:
@@ -175,18 +195,20 @@ def train_sentencepiece(files: Sequence[Path], vocab_size: int, model: Path) -> 
     Raises:
         UsageError: when the text cannot give that many pieces.
     """
+    trained = io.BytesIO()
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            input=[str(path) for path in files],
+            model_writer=trained,
+            vocab_size=vocab_size,
+            character_coverage=1.0,
+            num_threads=TRAINER_THREADS,
+            minloglevel=2,
+        )
+    except (RuntimeError, OSError) as error:
+        raise untrainable(vocab_size, error) from error
     with atomic_writer(model, "wb") as stream:
-        try:
-            sentencepiece.SentencePieceTrainer.train(
-                input=[str(path) for path in files],
-                model_writer=stream,
-                vocab_size=vocab_size,
-                character_coverage=1.0,
-                num_threads=TRAINER_THREADS,
-                minloglevel=2,
-            )
-        except (RuntimeError, OSError) as error:
-            raise untrainable(vocab_size, error) from error
+        stream.write(trained.getvalue())
 
 
 def untrainable(vocab_size: int, error: Exception) -> UsageError:
