@@ -91,20 +91,23 @@ def prepare(options: PrepareOptions, out: Path) -> bool:
     splits, counts = _split(options)
     out.mkdir(parents=True, exist_ok=True)
     with only_run(out):
-        if staged.exists():
-            shutil.rmtree(staged)
-        outputs = _write(options, splits, counts, staged)
-        manifest = {
-            **wanted,
-            "pairs": counts,
-            "outputs": {str(path.relative_to(staged)): sha256(path) for path in outputs},
-            "versions": {
-                "python": platform.python_version(),
-                "sentencepiece": sentencepiece.__version__,
-            },
-        }
-        with atomic_writer(staged / MANIFEST) as stream:
-            json.dump(manifest, stream, indent=2, ensure_ascii=False)
+        shutil.rmtree(staged, ignore_errors=True)
+        try:
+            outputs = _write(options, splits, counts, staged)
+            manifest = {
+                **wanted,
+                "pairs": counts,
+                "outputs": {str(path.relative_to(staged)): sha256(path) for path in outputs},
+                "versions": {
+                    "python": platform.python_version(),
+                    "sentencepiece": sentencepiece.__version__,
+                },
+            }
+            with atomic_writer(staged / MANIFEST) as stream:
+                json.dump(manifest, stream, indent=2, ensure_ascii=False)
+        except BaseException:
+            shutil.rmtree(staged, ignore_errors=True)  # it may be what fills the disk
+            raise
         # Only now does an earlier preparation go, and its manifest first: where there is one, the
         # folder is whole.
         (out / MANIFEST).unlink(missing_ok=True)
