@@ -6,12 +6,14 @@ Importing this module mends, in the running process, what fairseq does with chec
 * a full disk or a read-only folder ends training in one line;
 * a run that ended between a checkpoint and its copies, of which `checkpoint_last.pt` is where the
   next run goes on, goes on from the checkpoint;
-* what a killed run left half written is removed by the next.
+* what a killed run left half written is removed by the next;
+* a run that has reached `--max-update` trains no further when it is started again.
 """
 
 from __future__ import annotations
 
 import functools
+import importlib
 import json
 import logging
 import os
@@ -161,6 +163,25 @@ def _identity(path: Path) -> Optional[List[int]]:
     return [status.st_ino, status.st_size, status.st_mtime_ns]
 
 
+def train_no_further_than_asked() -> None:
+    """Let a run that resumes at `--max-update` end there, not an update later."""
+    train_command = importlib.import_module("fairseq_cli.train")
+    original = train_command.train
+    if getattr(original, "trains_no_further_than_asked", False):
+        return
+
+    @functools.wraps(original)
+    def train(cfg: Any, trainer: Any, *args: Any, **kwargs: Any) -> Any:
+        limit = cfg.optimization.max_update
+        if limit > 0 and trainer.get_num_updates() >= limit:
+            logger.info("--max-update %d is reached; there is nothing to train", limit)
+            return [None], True
+        return original(cfg, trainer, *args, **kwargs)
+
+    train.trains_no_further_than_asked = True  # type: ignore[attr-defined]
+    vars(train_command)["train"] = train
+
+
 @contextmanager
 def _one_line(reassurance: str, name: Optional[str] = None) -> Iterator[None]:
     try:
@@ -172,3 +193,4 @@ def _one_line(reassurance: str, name: Optional[str] = None) -> Iterator[None]:
 
 write_whole_files()
 lose_no_whole_checkpoint()
+train_no_further_than_asked()

@@ -26,6 +26,7 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 from sentencepiece import SentencePieceProcessor
 
 from moa_fairseq.checkpoints import load_checkpoint
+from moa_fairseq.text.files import write_together
 from moa_fairseq.text.prepare import MANIFEST, MODEL
 
 SCRIPTS = Path(__file__).resolve().parent
@@ -495,6 +496,8 @@ def main() -> None:
     stages = reference.stages()
     rng = random.Random(args.seed)
     found = {name: Counts() for name in names}
+    report = {name: vars(counts) for name, counts in found.items()}
+    path = args.report or args.work / "faults.json"
     for name in names:
         wanted = max(1, round(args.rounds * WEIGHTS[name] / weight))
         number = 0
@@ -502,12 +505,10 @@ def main() -> None:
         while found[name].rounds < wanted and number < 3 * wanted:
             one_round(reference, name, stages[name], number, rng, found[name])
             number += 1
+            write_together({path: json.dumps({"seed": args.seed, "stages": report}, indent=2)})
             print(f"{name}: {found[name].rounds} of {wanted} rounds", file=sys.stderr)
             for loss in found[name].losses:
                 print(f"  {loss}", file=sys.stderr)
-    report = {name: vars(counts) for name, counts in found.items()}
-    path = args.report or args.work / "faults.json"
-    path.write_text(json.dumps({"seed": args.seed, "stages": report}, indent=2) + "\n")
     print(table(found))
     sys.exit(any(counts.losses for counts in found.values()))
 

@@ -44,3 +44,10 @@ def logged(records: Any, name: str, line: str = "train_inner") -> list[float]:
     """Values of a metric, from the log records of lines of one kind."""
     text = "\n".join(r.getMessage() for r in records if r.name == line)
     return [float(value) for value in re.findall(rf"\b{name}[= ](-?[0-9.]+)", text)]
+
+
+def logged_updates(records: Any) -> int:
+    """The updates that a run began with: those of the checkpoint it resumed from, or none."""
+    text = "\n".join(record.getMessage() for record in records)
+    loaded = re.findall(r"Loaded checkpoint .* @ (\d+) updates", text)
+    return int(loaded[-1]) if loaded else 0
