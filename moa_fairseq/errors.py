@@ -45,6 +45,8 @@ def refused_file(error: OSError) -> str:
         remedy = "raise the limit on the size of files (ulimit -f) and run this again"
     elif error.errno in (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR):
         remedy = "choose a place that you have access to"
+    elif error.errno == errno.EEXIST:  # of a folder that is to be made
+        return f"{error.filename}: Not a directory; choose a place that you have access to"
     else:
         return f"{error.filename}: {error.strerror}" if error.filename else str(error)
     return f"{error.filename or 'output'}: {error.strerror}; {remedy}"

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import resource
 import subprocess
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Iterator
 
@@ -13,11 +14,15 @@ import pytest
 
 @contextmanager
 def small_files(size: int) -> Iterator[None]:
-    """No file of this process grows beyond `size` bytes; more is refused as on a full disk."""
+    """No file of this process grows beyond `size` bytes; more is refused as on a full disk.
+
+    Where pytest keeps what is printed is such a file, so it is kept in memory meanwhile.
+    """
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     try:
-        yield
+        with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+            yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 

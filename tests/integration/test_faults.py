@@ -153,7 +153,8 @@ def commands(toy, material, out):
         ),
         "score": (score.main, [*scored, "--resamples", "0", "--report", out / "scores/report"]),
         "train": (
-            lambda words: in_process.train(toy, words[0], *words[1:]),
+            # Workers that read data would hand it over in files, which are limited too.
+            lambda words: in_process.train(toy, words[0], *words[1:], "--num-workers", "0"),
             [out / "run", "--max-update", "1", "--dropout", "0.2"],
         ),
     }
