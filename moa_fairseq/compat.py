@@ -6,7 +6,6 @@ Importing this module mends, in the running process:
   allowed by name; the check that a checkpoint runs no code stays on);
 * batching that drops the last sentences of a split (fairseq#5036, #5094, #5351);
 * batching that differs between a run and its resumption after the first epoch;
-* a copy of a checkpoint that is taken for whole when a kill cut it short;
 * checkpoints that would run code, or that end in a traceback where they are damaged;
 * a run that several workers resume, with torch >= 2.6;
 * options that are code, and `--ddp-backend fully_sharded` without fairscale;
@@ -42,7 +41,6 @@ import numpy as np
 from fairseq import checkpoint_utils
 from fairseq.data import data_utils
 from fairseq.distributed import utils as distributed_utils
-from fairseq.file_io import PathManager
 from fairseq.tasks import FairseqTask
 from fairseq.trainer import Trainer
 from omegaconf.errors import OmegaConfBaseException
@@ -151,27 +149,6 @@ def resume_with_the_same_batches() -> None:
 
     get_batch_iterator.resumes_with_the_same_batches = True  # type: ignore[attr-defined]
     FairseqTask.get_batch_iterator = get_batch_iterator
-
-
-def copy_whole_files() -> None:
-    """Let fairseq's copy of a checkpoint appear under its name only once it is whole.
-
-    `checkpoint_last.pt` is such a copy, and where the next run goes on.
-    """
-    original = PathManager.copy
-    if getattr(original, "copies_whole_files", False):
-        return
-
-    def copy(src_path: str, dst_path: str, overwrite: bool = False) -> bool:
-        if os.path.exists(dst_path) and not overwrite:
-            return bool(original(src_path, dst_path, overwrite))
-        partial = f"{dst_path}.partial"
-        copied = bool(original(src_path, partial, True))
-        os.replace(partial, dst_path)
-        return copied
-
-    copy.copies_whole_files = True  # type: ignore[attr-defined]
-    PathManager.copy = staticmethod(copy)
 
 
 def count_batches_that_fill_up_as_nothing() -> None:
@@ -367,7 +344,6 @@ def _to_device(value: Any, device: Any) -> Any:
 allow_fairseq_checkpoints()
 keep_every_sentence()
 resume_with_the_same_batches()
-copy_whole_files()
 count_batches_that_fill_up_as_nothing()
 read_checkpoints_safely()
 take_no_code_for_an_option()

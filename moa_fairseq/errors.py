@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 from pathlib import Path
 from typing import Union
@@ -33,6 +34,21 @@ class NonFiniteRouter(SystemExit):
     the broken model, and takes an overflow for one of the gradients, which a lower loss scale
     would mend.
     """
+
+
+def refused_file(error: OSError) -> str:
+    """One line on a file that the system refuses: its name, why, and what to do."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        remedy = "free some space and run this again"
+    elif error.errno == errno.EFBIG:
+        remedy = "raise the limit on the size of files (ulimit -f) and run this again"
+    elif error.errno in (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR):
+        remedy = "choose a place that you have access to"
+    elif error.errno == errno.EEXIST:  # of a folder that is to be made
+        return f"{error.filename}: Not a directory; choose a place that you have access to"
+    else:
+        return f"{error.filename}: {error.strerror}" if error.filename else str(error)
+    return f"{error.filename or 'output'}: {error.strerror}; {remedy}"
 
 
 def unreadable_checkpoint(path: Union[str, Path], error: BaseException) -> UsageError:

@@ -15,6 +15,42 @@ say() {
   printf '\n== %s\n' "$*" >&2
 }
 
+# refuse FILE MESSAGE: dies in one line on a file that the system refuses; MESSAGE is what a command
+# said of it.
+refuse() {
+  local reason="${2##*: }" remedy="choose a place that you have access to"
+  case "$reason" in
+    *"No space left"* | *quota*) remedy="free some space and run this again" ;;
+    *"File too large"*) remedy="raise the limit on the size of files (ulimit -f) and run this again" ;;
+  esac
+  die "$1: $reason; $remedy"
+}
+
+# check_writable FOLDER: makes FOLDER where it is missing, and dies where nothing can be written there.
+check_writable() {
+  local said
+  said="$(LC_ALL=C mkdir -p -- "$1" 2>&1)" || refuse "$1" "$said"
+  # 64 KB, so that a disk with a few bytes left counts as full; without a name, so that nothing stays.
+  # shellcheck disable=SC2094  # removed, not read
+  said="$(LC_ALL=C; { { rm -f -- "$1/.probe.$$"; head -c 65536 /dev/zero; } >"$1/.probe.$$"; } 2>&1)" ||
+    refuse "$1" "$said"
+}
+
+# write_note FILE TEXT: writes a note that is whole or not there, or dies in one line. Notes that
+# were left half written by a shell that was killed go.
+write_note() {
+  local said partial other
+  partial="$1.$(uname -n)"
+  for other in "$partial."*; do
+    [[ ! -e "$other" ]] || kill -0 "${other##*.}" 2>/dev/null || rm -f -- "$other"
+  done
+  partial="$partial.$$"
+  if ! said="$(LC_ALL=C; { printf '%s' "$2" >"$partial" && mv -f -- "$partial" "$1"; } 2>&1)"; then
+    rm -f -- "$partial"
+    refuse "$1" "$said"
+  fi
+}
+
 # find_python: prints the first interpreter that the wheels of constraints.txt are built for.
 find_python() {
   local candidate
@@ -59,42 +95,63 @@ check_prepared() {
   fi
 }
 
+# is_binarised OUT: whether OUT/data was made, to the end, of what OUT/manifest.json describes.
+is_binarised() {
+  [[ "$(cat -- "$1/data/.manifest-checksum" 2>/dev/null)" == "$(cksum <"$1/manifest.json")" ]]
+}
+
 # binarise OUT SOURCE_LANG TARGET_LANG: makes OUT/data of the subwords in OUT/pieces, unless it was
 # made from just these.
 binarise() {
-  local out="$1" digest tests="" number="" reporter status=0
-  digest="$(cksum <"$out/manifest.json")"
-  if [[ "$(cat -- "$out/data/.manifest-checksum" 2>/dev/null)" == "$digest" ]]; then
+  local out="$1" partial="$1/data.partial.$$" tests="" number="" reporter status=0
+  if is_binarised "$out"; then
     return
   fi
+  check_writable "$out"
   # fairseq numbers the test sets by their place in this list.
   while [[ -f "$out/pieces/test$number.$2" ]]; do
     tests="${tests:+$tests,}$out/pieces/test$number"
     number=$((number + 1))
   done
   say "binarising; fairseq-preprocess writes to $out/preprocess.log"
-  rm -rf -- "$out/data" "$out/data.partial"
+  # Where only the shell of an earlier run was killed, its fairseq-preprocess still writes: to a
+  # folder and a log of its own, which are gone now.
+  rm -rf -- "$out"/data.partial* "$out/preprocess.log"
   # fairseq-preprocess shows no progress, and takes hours on 40 million pairs.
   # The reporter ends with this shell: once that is gone, it has another parent.
   {
     self="$BASHPID"
     while sleep 10 >/dev/null 2>&1 && [[ "$(ps -o ppid= -p "$self" | tr -d " ")" == "$$" ]]; do
-      printf 'binarising: %s written so far\n' "$(du -sh -- "$out/data.partial" | cut -f 1)" >&2
+      printf 'binarising: %s written so far\n' "$(du -sh -- "$partial" | cut -f 1)" >&2
     done
   } &
   reporter=$!
   fairseq-preprocess \
     --source-lang "$2" --target-lang "$3" \
     --trainpref "$out/pieces/train" --validpref "$out/pieces/valid" --testpref "$tests" \
-    --joined-dictionary --destdir "$out/data.partial" --workers "$(nproc)" \
+    --joined-dictionary --destdir "$partial" --workers "$(nproc)" \
     >"$out/preprocess.log" 2>&1 || status=$?
   kill "$reporter" 2>/dev/null || true
   wait "$reporter" 2>/dev/null || true
-  [[ "$status" -eq 0 ]] ||
-    die "fairseq-preprocess failed; its last line: $(tail -n 1 -- "$out/preprocess.log")"
-  printf '%s' "$digest" >"$out/data.partial/.manifest-checksum"
-  mv -- "$out/data.partial" "$out/data"
+  [[ "$status" -eq 0 ]] || fail_with fairseq-preprocess "$out/preprocess.log" "$partial"
+  write_note "$partial/.manifest-checksum" "$(cksum <"$out/manifest.json")"
+  # Earlier data goes only now that there is other to take its place.
+  rm -rf -- "$out/data"
+  mv -- "$partial" "$out/data"
   printf '%s is ready\n' "$out/data" >&2
+}
+
+# fail_with COMMAND LOG PARTIAL: removes what a command left half written, and dies with the last line of
+# its log, or with what keeps that folder from being written to.
+fail_with() {
+  local last said
+  last="$(tail -n 1 -- "$2" 2>/dev/null | cut -c 1-500)"
+  if ! said="$(check_writable "$(dirname -- "$2")" 2>&1)"; then
+    rm -rf -- "$3"
+    die "$1 failed: ${said#*: }"
+  fi
+  rm -rf -- "$3"
+  die "$1 failed; its last line: $last"
 }
 
 # check_same_data DATA SAVE_DIR: dies where SAVE_DIR holds checkpoints of other data than DATA.
@@ -108,14 +165,11 @@ check_same_data() {
 }
 
 # record_data DATA SAVE_DIR: notes for check_same_data what SAVE_DIR's checkpoints are trained on.
-# Whole or not at all, since the workers of one training run all do this at the same moment.
+# The workers of one training run all do this at the same moment.
 record_data() {
-  local partial
-  mkdir -p -- "$2"
+  check_writable "$2"
   if [[ -f "$1/.manifest-checksum" ]]; then
-    partial="$2/.data-checksum.$(uname -n).$$"
-    cp -- "$1/.manifest-checksum" "$partial"
-    mv -f -- "$partial" "$2/.data-checksum"
+    write_note "$2/.data-checksum" "$(cat -- "$1/.manifest-checksum")"
   fi
 }
 

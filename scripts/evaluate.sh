@@ -102,8 +102,10 @@ case "$recipe" in
 esac
 [[ -z "$baseline" ]] || score_options+=(--baseline "$baseline")
 [[ -z "$comet" ]] || score_options+=(--comet "$comet")
+is_binarised "$prepared" ||
+  die "$prepared/data was not made to the end; run the command that prepared it again"
 check_same_data "$prepared/data" "$save_dir"
-mkdir -p -- "$out"
+check_writable "$out"
 checkpoint="$save_dir/checkpoint.avg$average.pt"
 moa-average-checkpoints --inputs "$save_dir" --num-epoch-checkpoints "$average" --output "$checkpoint"
 
@@ -114,12 +116,15 @@ options=(--source-lang "$source_lang" --target-lang "$target_lang" --gen-subset 
 # The same checkpoint, data and options give the same translations: reuse them.
 key="$(cksum <"$checkpoint") $(cksum <"$prepared/manifest.json") ${options[*]}"
 if [[ ! -f "$generated" || "$(cat -- "$generated.key" 2>/dev/null)" != "$key" ]]; then
-  rm -f -- "$generated.key"
+  # Where only the shell of an earlier run was killed, its fairseq-generate still writes: to files
+  # without a name from here on.
+  rm -f -- "$generated.partial" "$out/$subset.generate.log"
   fairseq-generate "$prepared/data" --user-dir "$(moa-user-dir)" --path "$checkpoint" \
     "${text_options[@]}" "${options[@]}" >"$generated.partial" 2>"$out/$subset.generate.log" ||
-    die "fairseq-generate failed: $(tail -n 1 -- "$out/$subset.generate.log")"
+    fail_with fairseq-generate "$out/$subset.generate.log" "$generated.partial"
+  rm -f -- "$generated.key"
   mv -- "$generated.partial" "$generated"
-  printf '%s' "$key" >"$generated.key"
+  write_note "$generated.key" "$key"
 fi
 
 score_options+=(--setting "checkpoint=$(basename -- "$checkpoint")" --setting "average=$average"

@@ -7,6 +7,8 @@ import logging
 import sys
 from typing import Callable, Optional, Sequence
 
+from ..errors import refused_file
+
 Main = Callable[..., None]
 
 
@@ -23,7 +25,6 @@ def command(main: Main) -> Main:
         except BrokenPipeError:
             sys.exit(1)  # the reader of a pipe went away; nothing to say
         except OSError as error:
-            line = f"{error.filename}: {error.strerror}" if error.filename else str(error)
-            sys.exit(f"{line}; give another path, or mend this one")
+            sys.exit(refused_file(error))
 
     return wrapped

@@ -21,7 +21,7 @@ from ..text.checks import (
     check_tokenised,
 )
 from ..text.comet_score import comet_score, load_comet
-from ..text.files import atomic_writer, read_lines
+from ..text.files import read_lines, write_together
 from ..text.moses import MosesText
 from ..text.report import report_markdown, report_text
 from ..text.scoring import (
@@ -255,7 +255,5 @@ def main(arguments: Optional[Sequence[str]] = None) -> None:
             report_markdown(report, str(args.report)),
             json.dumps(report, indent=2, ensure_ascii=False) + "\n",
         )
-        for output, content in zip(_outputs(args.report), contents):
-            with atomic_writer(output) as stream:
-                stream.write(content)
+        write_together(dict(zip(_outputs(args.report), contents)))
     sys.stdout.write(text)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
+import os
 import platform
 import re
 import shutil
@@ -15,7 +17,7 @@ import sentencepiece
 
 from ..errors import UsageError
 from .cleaning import Pair, clean_line, clean_pairs, drop_overlap, filter_lengths, hold_out
-from .files import atomic_writer, read_parallel, sha256, write_lines
+from .files import atomic_writer, only_run, read_parallel, sha256, write_lines
 
 logger = logging.getLogger(__name__)
 
@@ -90,59 +92,61 @@ def prepare(options: PrepareOptions, out: Path) -> bool:
         logger.info("%s is up to date", out)
         return False
 
-    folders = (out / "raw", out / "pieces")
+    staged = out / "partial"
+    folders = (out / "raw", out / "pieces", staged)
     for path in inputs:
         if any(folder.resolve() in Path(path).resolve().parents for folder in folders):
             raise UsageError(f"{path} lies in a folder that --out {out} replaces; choose another")
     splits, counts = _split(options)
-    # What is there stays until all of the new is: text that cannot be prepared replaces nothing.
-    staging = out / ".partial"
-    shutil.rmtree(staging, ignore_errors=True)
-    try:
-        _write_all(options, splits, counts, staging)
+    out.mkdir(parents=True, exist_ok=True)
+    with only_run(out):
+        shutil.rmtree(staged, ignore_errors=True)
+        try:
+            outputs = _write(options, splits, counts, staged)
+            manifest = {
+                **wanted,
+                "pairs": counts,
+                "outputs": {str(path.relative_to(staged)): sha256(path) for path in outputs},
+                "versions": {
+                    "python": platform.python_version(),
+                    "sentencepiece": sentencepiece.__version__,
+                },
+            }
+            with atomic_writer(staged / MANIFEST) as stream:
+                json.dump(manifest, stream, indent=2, ensure_ascii=False)
+        except BaseException:
+            shutil.rmtree(staged, ignore_errors=True)  # it may be what fills the disk
+            raise
+        # Only now does an earlier preparation go, and its manifest first: where there is one, the
+        # folder is whole.
         (out / MANIFEST).unlink(missing_ok=True)
-        for folder in folders:
-            # Whatever an earlier run left, such as a test set that is not wanted any more, goes.
-            if folder.exists():
-                shutil.rmtree(folder)
-            (staging / folder.name).rename(folder)
-        (staging / MODEL).replace(out / MODEL)
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
-    outputs = sorted(path for folder in folders for path in folder.glob("*"))
-    manifest = {
-        **wanted,
-        "pairs": counts,
-        "outputs": {str(path.relative_to(out)): sha256(path) for path in [out / MODEL, *outputs]},
-        "versions": {
-            "python": platform.python_version(),
-            "sentencepiece": sentencepiece.__version__,
-        },
-    }
-    with atomic_writer(out / MANIFEST) as stream:
-        json.dump(manifest, stream, indent=2, ensure_ascii=False)
+        for name in ("raw", "pieces", MODEL, MANIFEST):
+            if (out / name).is_dir():
+                shutil.rmtree(out / name)
+            os.replace(staged / name, out / name)
+        staged.rmdir()
     for name, numbers in counts.items():
         logger.info("%s: %s", name, _reasons(numbers))
     return True
 
 
-def _write_all(
+def _write(
     options: PrepareOptions,
     splits: Dict[str, List[Pair]],
     counts: Dict[str, Dict[str, int]],
-    folder: Path,
-) -> None:
-    """Write raw text, the model and pieces to `folder`; adds to the counts of train."""
-    raw, pieces, model = folder / "raw", folder / "pieces", folder / MODEL
-    for subfolder in (raw, pieces):
-        subfolder.mkdir(parents=True)
+    out: Path,
+) -> List[Path]:
+    """Write text, model and pieces to `out`; what was written. Adds to the training counts."""
     languages = (options.source_lang, options.target_lang)
+    for folder in ("raw", "pieces"):
+        (out / folder).mkdir(parents=True)
     for name, pairs in splits.items():
         for side, language in enumerate(languages):
-            write_lines(raw / f"{name}.{language}", [pair[side] for pair in pairs])
+            write_lines(out / "raw" / f"{name}.{language}", [pair[side] for pair in pairs])
+    model = out / MODEL
     logger.info("training SentencePiece on %d pairs", len(splits["train"]))
     train_sentencepiece(
-        [raw / f"train.{language}" for language in languages], options.vocab_size, model
+        [out / "raw" / f"train.{language}" for language in languages], options.vocab_size, model
     )
     processor = sentencepiece.SentencePieceProcessor(model_file=str(model))
     for name, pairs in splits.items():
@@ -155,7 +159,8 @@ def _write_all(
                 raise _nothing_left(counts["train"])
             counts["train"]["kept"] = len(encoded)
         for side, language in enumerate(languages):
-            write_lines(pieces / f"{name}.{language}", [pair[side] for pair in encoded])
+            write_lines(out / "pieces" / f"{name}.{language}", [pair[side] for pair in encoded])
+    return [model, *sorted(out.glob("*/*"))]
 
 
 def _split(options: PrepareOptions) -> Tuple[Dict[str, List[Pair]], Dict[str, Dict[str, int]]]:
@@ -200,18 +205,20 @@ def train_sentencepiece(files: Sequence[Path], vocab_size: int, model: Path) -> 
     Raises:
         UsageError: when the text cannot give that many pieces.
     """
+    trained = io.BytesIO()
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            input=[str(path) for path in files],
+            model_writer=trained,
+            vocab_size=vocab_size,
+            character_coverage=1.0,
+            num_threads=TRAINER_THREADS,
+            minloglevel=2,
+        )
+    except (RuntimeError, OSError) as error:
+        raise untrainable(vocab_size, error) from error
     with atomic_writer(model, "wb") as stream:
-        try:
-            sentencepiece.SentencePieceTrainer.train(
-                input=[str(path) for path in files],
-                model_writer=stream,
-                vocab_size=vocab_size,
-                character_coverage=1.0,
-                num_threads=TRAINER_THREADS,
-                minloglevel=2,
-            )
-        except (RuntimeError, OSError) as error:
-            raise untrainable(vocab_size, error) from error
+        stream.write(trained.getvalue())
 
 
 def untrainable(vocab_size: int, error: Exception) -> UsageError:

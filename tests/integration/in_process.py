@@ -77,3 +77,10 @@ def call(main: Callable[[], Any], name: str, arguments: Sequence[Any], stdin: st
     finally:
         sys.argv, sys.stdin = before
     return SimpleNamespace(returncode=status, stdout=out.getvalue(), stderr=err.getvalue())
+
+
+def logged_updates(records: Any) -> int:
+    """The updates that a run began with: those of the checkpoint it resumed from, or none."""
+    text = "\n".join(record.getMessage() for record in records)
+    loaded = re.findall(r"Loaded checkpoint .* @ (\d+) updates", text)
+    return int(loaded[-1]) if loaded else 0

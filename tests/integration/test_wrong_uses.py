@@ -15,6 +15,7 @@ from fairseq_cli import train as train_command
 
 from moa_fairseq.cli import (
     average_checkpoints,
+    benchmark,
     import_official,
     interface_texts,
     prepare,
@@ -55,6 +56,7 @@ COMMANDS = {
     "moa-import-official": (import_official.main, []),
     "moa-score": (score.main, ["--report", "{out}/report"]),
     "moa-profile": (profile.main, ["--arch", "moa_transformer", "--vocab-size", "99"]),
+    "benchmark.py": (benchmark.main, []),
     "moa-user-dir": (user_dir.main, []),
     "moa-prepare-wmt14": (
         prepare_wmt14.main,

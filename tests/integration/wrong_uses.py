@@ -31,6 +31,19 @@ def rows(command: str, *uses: tuple[str, str, str]) -> list[WrongUse]:
     return [WrongUse(command, *use) for use in uses]
 
 
+BENCHMARK = rows(
+    "benchmark.py",
+    ("--models fast", "model 'fast'", "a MoA such as 8K32E128D"),
+    ("--models stock stock", "a name stands twice", "a name of its own"),
+    ("--models x='--encoder-layers 3'", "model 'x=", "NAME='--arch ARCH OPTIONS'"),
+    ("--measures speed", "invalid choice: 'speed'", USAGE),
+    ("--repeats 0", "--repeats 0", "at least 1"),
+    ("--tokens -5", "--tokens -5", "at least 1"),
+    ("--batch-sizes 8 0", "--batch-sizes", "at least 1"),
+    ("--device cuda", "--device cuda: torch sees no GPU", "use --device cpu"),
+    ("--json {out}/none/x.json", "its folder does not exist", "make it first"),
+    ("--models stock 8K4E16D", "8K4E16D: --num-experts 4 is fewer", "raise the one"),
+)
 PREPARE = rows(
     "moa-prepare",
     ("--train {texts}/missing", "missing.en: no such file", "name PREFIX.LANGUAGE"),
@@ -290,6 +303,15 @@ SCRIPTS = [
 ]
 
 WRONG_USES = [
-    *(*PREPARE, *AVERAGE, *IMPORT, *SCORE, *OTHER_COMMANDS, *PREPARE_WMT14, *TRAIN_WMT14),
+    *(
+        *BENCHMARK,
+        *PREPARE,
+        *AVERAGE,
+        *IMPORT,
+        *SCORE,
+        *OTHER_COMMANDS,
+        *PREPARE_WMT14,
+        *TRAIN_WMT14,
+    ),
     *SCRIPTS,
 ]

@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 import torch
 from fairseq.data import data_utils
-from fairseq.file_io import PathManager
 
 from moa_fairseq.checkpoints import load_checkpoint
-from moa_fairseq.compat import _keeps_last_batch, copy_whole_files, keep_every_sentence
+from moa_fairseq.compat import _keeps_last_batch, keep_every_sentence
 from moa_fairseq.errors import UsageError
 
 from ..paths import ROOT
@@ -62,26 +61,6 @@ def test_reads_what_fairseq_writes(tmp_path):
     assert loaded["args"].arch == "transformer"
     assert loaded["extra_state"]["bleu"] == 27.3
     assert loaded["extra_state"]["counts"].tolist() == [1, 2]
-
-
-def test_a_copy_cut_short_is_not_taken_for_whole(tmp_path, monkeypatch):
-    source, last = tmp_path / "checkpoint1.pt", tmp_path / "checkpoint_last.pt"
-    source.write_bytes(b"new" * 1000)
-    last.write_bytes(b"old")
-
-    def cut_short(source_path, target_path, overwrite):
-        with open(target_path, "wb") as stream:
-            stream.write(b"new")
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(PathManager, "copy", staticmethod(cut_short))
-    copy_whole_files()
-    with pytest.raises(KeyboardInterrupt):
-        PathManager.copy(str(source), str(last), overwrite=True)
-    assert last.read_bytes() == b"old"
-    monkeypatch.undo()
-    assert PathManager.copy(str(source), str(last), overwrite=True)
-    assert last.read_bytes() == source.read_bytes()
 
 
 class RunsCode:

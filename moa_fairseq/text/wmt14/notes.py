@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import logging
@@ -11,7 +10,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, Sequence
 
-from ...errors import UsageError
 from ..files import atomic_writer
 
 logger = logging.getLogger(__name__)
@@ -54,29 +52,6 @@ def is_current(note: Path, key: str) -> bool:
 def _state(path: Path) -> Any:
     status = path.stat()
     return [status.st_size, status.st_mtime_ns]
-
-
-@contextmanager
-def only_run(out: Path) -> Iterator[None]:
-    """Keep a second run from working in the same folder.
-
-    Raises:
-        UsageError: while another run is at work there.
-    """
-    with open(out / ".lock", "w") as lock:
-        for attempt in range(10):
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError as error:
-                # The workers of a run that was killed hold the lock a moment longer.
-                if attempt == 9:
-                    raise UsageError(
-                        f"--out {out}: another run is at work there; wait for it, or choose "
-                        "another folder"
-                    ) from error
-                time.sleep(0.5)
-        yield
 
 
 @contextmanager

@@ -14,11 +14,11 @@ from typing import Dict, List, Mapping, Optional, Tuple
 
 from ...errors import UsageError
 from ...recipes.wmt14 import EVALUATION
-from ..files import atomic_writer, sha256
+from ..files import atomic_writer, only_run, sha256
 from . import archives, fetching, shards, steps
 from .archives import PAIRS, Archive, Pair
 from .estimates import BYTES_PER_PAIR, check_disk
-from .notes import is_current, key_of, once, only_run, timed, write_note
+from .notes import is_current, key_of, once, timed, write_note
 from .shards import Lengths
 
 logger = logging.getLogger(__name__)

@@ -79,18 +79,20 @@ def train_pieces(lines: Iterator[str], vocab_size: int, model: Path) -> None:
     Raises:
         UsageError: when the text cannot give that many pieces.
     """
+    trained = io.BytesIO()
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=lines,
+            model_writer=trained,
+            vocab_size=vocab_size,
+            character_coverage=0.9998,
+            num_threads=SENTENCEPIECE_THREADS,
+            minloglevel=2,
+        )
+    except RuntimeError as error:
+        raise untrainable(vocab_size, error) from error
     with atomic_writer(model, "wb") as stream:
-        try:
-            sentencepiece.SentencePieceTrainer.train(
-                sentence_iterator=lines,
-                model_writer=stream,
-                vocab_size=vocab_size,
-                character_coverage=0.9998,
-                num_threads=SENTENCEPIECE_THREADS,
-                minloglevel=2,
-            )
-        except RuntimeError as error:
-            raise untrainable(vocab_size, error) from error
+        stream.write(trained.getvalue())
 
 
 def write_given_sets(
