@@ -16,6 +16,7 @@ import subprocess
 import sys
 from dataclasses import asdict, dataclass
 from importlib import metadata
+from pathlib import Path
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
@@ -222,7 +223,7 @@ def conditions(plan: Plan) -> Dict[str, Any]:
             versions[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             continue
-    device = platform.processor() or platform.machine()
+    device = _processor()
     if plan.setting.device == "cuda":
         device = torch.cuda.get_device_name()
     return {
@@ -233,6 +234,16 @@ def conditions(plan: Plan) -> Dict[str, Any]:
         "repeats": plan.repeats,
         **asdict(plan.setting),
     }
+
+
+def _processor() -> str:
+    """The CPU's name, where the system tells it."""
+    try:
+        described = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:  # not Linux
+        return platform.processor() or platform.machine()
+    named = re.search(r"^model name\s*:\s*(.+)$", described, re.M)
+    return named[1] if named else platform.machine()
 
 
 def table(outcome: Dict[str, Any]) -> str:

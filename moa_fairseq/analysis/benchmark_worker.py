@@ -35,6 +35,10 @@ def measure(subject: Subject, request: Dict[str, Any], resident: int) -> Dict[st
         for _ in range(UPDATES_FOR_MEMORY):
             subject.train()
         return {"bytes": peak_bytes(subject.setting) - resident}
+    elif kind == "module memory":
+        before = peak_bytes(subject.setting)
+        subject.module()
+        return {"bytes": peak_bytes(subject.setting) - before}
     elif kind == "facts":
         return facts(subject)
     else:

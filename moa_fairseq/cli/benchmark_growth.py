@@ -1,0 +1,65 @@
+"""Time and memory of one attention module against E, K, length and batch, as a page with plots."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import logging
+from pathlib import Path
+from typing import Optional, Sequence
+
+import torch
+
+from ..analysis.benchmark import Plan, conditions, parse_model
+from ..analysis.benchmark_subject import PRECISIONS, Setting
+from ..analysis.growth import SWEEPS, measure, page, plot
+from ..errors import UsageError
+from ..text.files import write_lines
+from .common import command
+
+logger = logging.getLogger("benchmark")
+
+
+@command
+def main(arguments: Optional[Sequence[str]] = None) -> None:
+    names = [sweep.name for sweep in SWEEPS]
+    parser = argparse.ArgumentParser(prog="benchmark_growth.py", description=__doc__)
+    parser.add_argument("--out", type=Path, required=True, help="folder for page, plots and JSON")
+    parser.add_argument("--sweeps", nargs="+", choices=names, default=names)
+    parser.add_argument("--repeats", type=int, default=5, help="rounds (default: %(default)s)")
+    parser.add_argument("--threads", type=int, default=1, help="of torch (default: %(default)s)")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--precision", choices=PRECISIONS, default="float32")
+    args = parser.parse_args(arguments)
+    for flag in ("repeats", "threads"):
+        if getattr(args, flag) < 1:
+            raise UsageError(f"--{flag} {getattr(args, flag)}: it must be at least 1")
+    if args.device == "cuda" and not torch.cuda.is_available():
+        raise UsageError("--device cuda: torch sees no GPU; use --device cpu")
+    if importlib.util.find_spec("matplotlib") is None:
+        raise UsageError('the plots need matplotlib; install it: pip install -e ".[plots]"')
+    args.out.mkdir(parents=True, exist_ok=True)
+    setting = Setting(device=args.device, precision=args.precision, vocab_size=100)
+    models = (parse_model("stock"),)
+    plan = Plan(models, ("module",), (1,), args.repeats, args.threads, setting)
+    results = {}
+    for sweep in SWEEPS:
+        if sweep.name in args.sweeps:
+            results[sweep.name] = measure(sweep, plan, logger.info)
+            plot(sweep, results[sweep.name], args.out / f"{sweep.name}.png")
+    seen = conditions(plan)
+    rounds = {
+        name: [
+            {**point._asdict(), "milliseconds": point.milliseconds._asdict()} for point in points
+        ]
+        for name, points in results.items()
+    }
+    write_lines(
+        args.out / "growth.json", [json.dumps({"conditions": seen, "points": rounds}, indent=2)]
+    )
+    given = [f"--device {args.device}"] if args.device != "cpu" else []
+    given += [f"--precision {args.precision}"] if args.precision != "float32" else []
+    text = " ".join(["python scripts/benchmark_growth.py", *given, f"--out {args.out}"])
+    write_lines(args.out / "README.md", [page(results, seen, text)])
+    print(args.out / "README.md")
