@@ -6,7 +6,6 @@ import argparse
 from types import SimpleNamespace
 from typing import Optional, Sequence
 
-import torch
 from fairseq.data import Dictionary
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY
 from fairseq.models.transformer import TransformerModelBase
@@ -14,6 +13,7 @@ from omegaconf import OmegaConf
 from torch import nn
 
 from ..analysis.costs import PAPER_LENGTH, count_parameters, linear_macs
+from ..compat import without_memory
 from ..errors import UsageError
 from .common import command
 
@@ -70,5 +70,5 @@ def build(arch: str, vocab_size: int, options: Sequence[str]) -> nn.Module:
     task = SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary)
     if arch in MODEL_DATACLASS_REGISTRY:
         flat = OmegaConf.merge(OmegaConf.structured(MODEL_DATACLASS_REGISTRY[arch]), vars(flat))
-    with torch.device("meta"):
+    with without_memory():
         return model_class.build_model(flat, task)

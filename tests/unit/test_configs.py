@@ -14,7 +14,6 @@ from fairseq import options
 from fairseq.dataclass.initialize import add_defaults, hydra_init
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf, omegaconf_no_object_check
 from fairseq.models.transformer import TransformerConfig
-from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
@@ -23,6 +22,15 @@ from moa_fairseq.models.config import dense_transformer_config, transformer_conf
 from moa_fairseq.recipes.wmt14 import RECALLED, TRAINING
 
 from ..paths import ROOT
+
+try:
+    from hydra import compose, initialize_config_dir
+except ImportError:  # hydra 1.0, which fairseq 0.12.2 pins
+    from hydra.experimental import compose, initialize_config_dir
+
+    VERSION_BASE: dict[str, str] = {}
+else:
+    VERSION_BASE = {"version_base": "1.1"}
 
 EXPERIMENTS = [
     (f"wmt14_{pair.replace('-', '_')}_{size}{suffix}", pair, size, model)
@@ -64,7 +72,7 @@ def from_yaml(name, overrides=()):
     """The settings of `fairseq-hydra-train --config-name NAME`, made as that command does."""
     GlobalHydra.instance().clear()
     hydra_init(name)
-    with initialize_config_dir(str(ROOT / "configs"), version_base="1.1"):
+    with initialize_config_dir(str(ROOT / "configs"), **VERSION_BASE):
         cfg = compose(name, overrides=["task.data=data", *overrides])
     add_defaults(cfg)
     with omegaconf_no_object_check():
