@@ -44,6 +44,12 @@ def reader(named: Dict[str, Any], with_attributes: Sequence[type]) -> Any:
     class AllowedUnpickler(pickle._Unpickler):  # type: ignore[name-defined, misc]
         dispatch: ClassVar[Dict[int, Any]] = dict(pickle._Unpickler.dispatch)  # type: ignore
 
+        def load(self) -> Any:
+            try:
+                return super().load()
+            except (KeyError, IndexError) as error:  # no such instruction; nothing to work on
+                raise pickle.UnpicklingError(f"not a pickle: {error!r}") from error
+
         def find_class(self, module: str, name: str) -> Any:
             if f"{module}.{name}" not in named:
                 raise pickle.UnpicklingError(f"Unsupported global: {module}.{name}")

@@ -8,6 +8,7 @@ import shutil
 import struct
 from concurrent.futures import ThreadPoolExecutor, as_completed
 
+import hydra
 import pytest
 import torch
 
@@ -236,6 +237,10 @@ def test_stopping_and_resuming_changes_nothing(toy, whole_run, tmp_path):
         assert torch.equal(parameter, ends[1]["model"][name]), name
 
 
+@pytest.mark.skipif(
+    not hasattr(hydra, "compose"),
+    reason="the files in configs/ need hydra 1.1 or later; fairseq 0.12.2 pins 1.0",
+)
 def test_hydra_and_argparse_give_the_same_losses(toy, whole_run, tmp_path):
     result = run(
         *("fairseq-hydra-train", "--config-dir", "configs"),

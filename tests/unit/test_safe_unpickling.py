@@ -56,6 +56,12 @@ def test_no_other_name_is_found(load, data):
         load(data)
 
 
+@pytest.mark.parametrize("data", [b"", b"\x00\x01\x02", b"R.", b"\x80\x02}"], ids=str)
+def test_damage_is_not_taken_for_another_error(load, data):
+    with pytest.raises((pickle.UnpicklingError, EOFError)):
+        load(data)
+
+
 @pytest.mark.parametrize(
     "receiver",
     [named("argparse", "Namespace"), named("torch._utils", "_rebuild_tensor_v2")],
