@@ -43,6 +43,16 @@ class EncoderLayerWithoutFastPath(TransformerEncoderLayerBase):
         nn.Module._load_from_state_dict(self, *args, **kwargs)
 
 
+def close_fast_path(model: nn.Module) -> None:
+    """Let fairseq's own encoder layers compute in evaluation what they compute in training.
+
+    Their fast path ends in an error for batches that are padded on the left, as fairseq's are.
+    """
+    for module in model.modules():
+        if isinstance(module, TransformerEncoderLayerBase):
+            module.can_use_fastpath = False
+
+
 def measurable(attention: nn.Module) -> nn.Module:
     """An attention whose projections the layer can measure for the copy that it makes of them.
 

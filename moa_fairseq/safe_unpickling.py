@@ -24,7 +24,7 @@ def read_only(objects: Sequence[Any]) -> None:
     named = dict(torch._weights_only_unpickler._get_allowed_globals())
     named.update({f"{each.__module__}.{each.__qualname__}": each for each in objects})
     classes = tuple(each for each in objects if isinstance(each, type))
-    torch.serialization._weights_only_unpickler = reader(  # type: ignore[assignment]
+    torch.serialization._weights_only_unpickler = reader(
         named, (torch.Tensor, collections.OrderedDict, *classes)
     )
 
@@ -41,8 +41,8 @@ def reader(named: Dict[str, Any], with_attributes: Sequence[type]) -> Any:
     """
 
     # In Python, since the one in C would let a file set attributes of classes and functions.
-    class AllowedUnpickler(pickle._Unpickler):  # type: ignore[name-defined, misc]
-        dispatch: ClassVar[Dict[int, Any]] = dict(pickle._Unpickler.dispatch)  # type: ignore
+    class AllowedUnpickler(pickle._Unpickler):
+        dispatch: ClassVar[Dict[int, Any]] = dict(pickle._Unpickler.dispatch)
 
         def load(self) -> Any:
             try:
@@ -59,10 +59,10 @@ def reader(named: Dict[str, Any], with_attributes: Sequence[type]) -> Any:
             raise pickle.UnpicklingError(f"Unsupported global: extension {code}")
 
         def load_build(self) -> None:
-            receiver = self.stack[-2]
+            receiver = self.stack[-2]  # type: ignore[attr-defined]
             if not isinstance(receiver, tuple(with_attributes)):
                 raise pickle.UnpicklingError(f"Unsupported global: attributes of {receiver!r}")
-            super().load_build()
+            super().load_build()  # type: ignore[misc]
 
         dispatch[pickle.BUILD[0]] = load_build
 
