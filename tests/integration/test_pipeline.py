@@ -208,6 +208,13 @@ def test_interactive_and_hub_translate_as_generate_does(trained):
     assert hub.translate(lines, beam=4) == [expected[str(number)] for number in range(8)]
 
 
+def trained_parameters(save_dir):
+    """The last checkpoint's parameters by name."""
+    model = load_checkpoint(save_dir / "checkpoint_last.pt")["model"]
+    # fairseq 0.12.2 saves a buffer that it never fills: whatever was in that place of memory.
+    return {name: value for name, value in model.items() if not name.endswith("._float_tensor")}
+
+
 def short_run(toy, save_dir, *options):
     result = script(
         "train.sh",
@@ -232,9 +239,9 @@ def test_stopping_and_resuming_changes_nothing(toy, whole_run, tmp_path):
     first = short_run(toy, tmp_path, "--max-update", "25")
     second = short_run(toy, tmp_path, "--max-update", "40")
     assert first + second == whole
-    ends = [load_checkpoint(folder / "checkpoint_last.pt") for folder in (whole_dir, tmp_path)]
-    for name, parameter in ends[0]["model"].items():
-        assert torch.equal(parameter, ends[1]["model"][name]), name
+    ends = [trained_parameters(folder) for folder in (whole_dir, tmp_path)]
+    for name, parameter in ends[0].items():
+        assert torch.equal(parameter, ends[1][name]), name
 
 
 @pytest.mark.skipif(
@@ -322,8 +329,8 @@ def test_two_workers_train_as_one_with_twice_the_batches(
             assert [float(v) for v in values[1]] == pytest.approx(
                 [float(v) for v in values[0]], rel=0.02, abs=0.01
             )
-    ends = [load_checkpoint(tmp_path / f"{name}/checkpoint_last.pt") for name in ("one", "two")]
-    for name, parameter in ends[0]["model"].items():
+    ends = [trained_parameters(tmp_path / name) for name in ("one", "two")]
+    for name, parameter in ends[0].items():
         # Adam's first steps have the size of the learning rate, whatever the gradient: far
         # apart means a gradient of another sign.
-        torch.testing.assert_close(ends[1]["model"][name], parameter, atol=2e-4, rtol=1e-3)
+        torch.testing.assert_close(ends[1][name], parameter, atol=2e-4, rtol=1e-3)
