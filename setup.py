@@ -20,10 +20,9 @@ setup(
     license="MIT",
     python_requires=">=3.9",
     packages=find_packages(include=["moa_fairseq", "moa_fairseq.*"]),
+    # torch, numpy and hydra come with fairseq. Required here too, pip would replace those of a
+    # build that is already there.
     install_requires=[
-        "torch>=2.6",
-        "hydra-core",
-        "numpy",
         "regex",
         "sacrebleu>=2.3",
         "sacremoses>=0.2",

@@ -3,7 +3,7 @@
 Importing this module mends, in the running process:
 
 * checkpoints that fairseq writes and torch >= 2.6 refuses to read (their few classes are
-  allowed by name; the check that a checkpoint runs no code stays on);
+  allowed by name; the check that a checkpoint runs no code is on in every version of torch);
 * batching that drops the last sentences of a split (fairseq#5036, #5094, #5351);
 * batching that differs between a run and its resumption after the first epoch;
 * checkpoints that would run code, or that end in a traceback where they are damaged;
@@ -23,9 +23,9 @@ import importlib
 import importlib.util
 import os
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
-from typing import Any, Callable, Iterator, List, Mapping, Optional, Sequence
+from typing import Any, Callable, ContextManager, Iterator, List, Mapping, Optional, Sequence
 
 import torch
 from torch import Tensor
@@ -34,7 +34,12 @@ from torch.utils.checkpoint import checkpoint
 if importlib.util.find_spec("fairseq") is None:
     raise ImportError(
         'moa_fairseq needs fairseq: pip install "moa-fairseq[fairseq]", '
-        "or any build of fairseq 0.12.3 (see the README)"
+        "or any build of fairseq 0.12.2 or 0.12.3 (see the README)"
+    )
+if not hasattr(torch.serialization, "_weights_only_unpickler"):
+    raise ImportError(
+        f"moa_fairseq needs torch 1.13 or later, and this is {torch.__version__}: earlier ones "
+        "cannot read a checkpoint without running what it holds"
     )
 
 import numpy as np
@@ -46,6 +51,7 @@ from fairseq.trainer import Trainer
 from omegaconf.errors import OmegaConfBaseException
 
 from .errors import UsageError, unreadable_checkpoint
+from .safe_unpickling import read_only
 
 # Whether a checkpoint may be trained further: called with its path, its state, and the
 # trainer's config.
@@ -60,29 +66,28 @@ def allow_fairseq_checkpoints() -> None:
 
     That is argparse's namespace, and with `--eval-bleu` numpy scalars among the metrics.
     """
-    if not hasattr(torch.serialization, "add_safe_globals"):
-        return  # torch < 2.4 has no such list, and < 2.6 does not need it
     multiarray = importlib.import_module(
         "numpy._core.multiarray"
         if importlib.util.find_spec("numpy._core")
         else "numpy.core.multiarray"
     )
     numpy_dtypes = [type(np.dtype(name)) for name in ("float32", "float64", "int32", "int64")]
-    torch.serialization.add_safe_globals(
-        [
-            argparse.Namespace,
-            codecs.encode,
-            multiarray._reconstruct,
-            multiarray.scalar,
-            np.ndarray,
-            np.dtype,
-            *numpy_dtypes,
-        ]
-    )
     # What stands for a tensor where one worker sends the others what it has read.
     placeholder = getattr(distributed_utils, "_TensorPlaceholder", None)
-    if placeholder is not None:
-        torch.serialization.add_safe_globals([placeholder])
+    safe = [
+        argparse.Namespace,
+        codecs.encode,
+        multiarray._reconstruct,
+        multiarray.scalar,
+        np.ndarray,
+        np.dtype,
+        *numpy_dtypes,
+        *([] if placeholder is None else [placeholder]),
+    ]
+    if hasattr(torch.serialization, "add_safe_globals"):
+        torch.serialization.add_safe_globals(safe)
+    else:
+        read_only(safe)  # torch < 2.4
 
 
 def keep_every_sentence() -> None:
@@ -335,6 +340,14 @@ def recompute(function: Callable[..., Any], offload: bool, *args: Any, **kwargs:
         use_reentrant=False,
         **{name: _to_device(value, "cpu") for name, value in kwargs.items()},
     )
+
+
+def without_memory() -> ContextManager[Any]:
+    """A block in which modules are made without memory for their parameters.
+
+    torch before 2.0 cannot: there they are made as always, which only costs the memory.
+    """
+    return torch.device("meta") if hasattr(torch.device, "__enter__") else nullcontext()
 
 
 def _to_device(value: Any, device: Any) -> Any:

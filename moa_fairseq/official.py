@@ -24,6 +24,7 @@ from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from omegaconf import OmegaConf
 from torch import Tensor
 
+from .compat import without_memory
 from .errors import UsageError, first_line
 from .models.config import MoATransformerConfig
 from .models.moa_transformer import MoATransformerModel
@@ -241,7 +242,7 @@ def _empty_model(
         target = source
     task = SimpleNamespace(source_dictionary=source, target_dictionary=target)
     embeddings = {"encoder_embed_path": None, "decoder_embed_path": None}  # files to start from
-    with torch.device("meta"):
+    with without_memory():
         return MoATransformerModel.build_model(Namespace(**{**options, **embeddings}), task)
 
 

@@ -19,7 +19,7 @@ import functools
 import queue
 import threading
 import time
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any, Callable, Iterator, List, NamedTuple
 
 import torch
@@ -213,7 +213,7 @@ def _diagnose(trainer: Any, samples: Any) -> str:
     with torch.no_grad(), hooked_routers(model, look):
         for sample in samples:
             prepared, _ = trainer._prepare_sample(sample)
-            with torch.autocast(trainer.device.type, dtype=torch.float16, enabled=autocast):
+            with torch.autocast("cuda", dtype=torch.float16) if autocast else nullcontext():
                 trainer.criterion(model, prepared)
             if found:
                 return found[0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, Optional
 
+import pytest
 import torch
 from fairseq.data import Dictionary
 from torch import Tensor
@@ -36,6 +37,15 @@ def toy_task(words: int = 20) -> Any:
     return SimpleNamespace(
         source_dictionary=dictionary, target_dictionary=dictionary, src_dict=dictionary
     )
+
+
+def half_precision(dtype: torch.dtype) -> torch.dtype:
+    """`dtype`, where this torch computes with it on a CPU; the test is skipped where not."""
+    try:
+        torch.ones(2, 2, dtype=dtype) @ torch.ones(2, 2, dtype=dtype)
+    except RuntimeError as error:
+        pytest.skip(f"torch {torch.__version__} on a CPU: {error}")
+    return dtype
 
 
 def toy_model(task: Optional[Any] = None, seed: int = 0, **options: Any) -> MoATransformerModel:

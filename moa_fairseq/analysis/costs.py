@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 from typing import Any, Iterator, Tuple
 
 import torch
 from fairseq.modules import MultiheadAttention
 from torch import nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.flop_counter import FlopCounterMode
 
 from ..modules.expert_linear import ExpertLinear
 from ..modules.expert_products import LOOP
@@ -80,6 +80,11 @@ def _attention_widths(model: nn.Module) -> Iterator[Tuple[nn.Module, int]]:
             yield module, module.embed_dim
 
 
+def torch_can_count() -> bool:
+    """Whether this torch has what :func:`counted_macs` needs: 2.3 and later."""
+    return importlib.util.find_spec("torch.nn.attention") is not None
+
+
 def counted_macs(model: Any, length: int = PAPER_LENGTH) -> int:
     """What :func:`all_macs` gives, counted by torch while the model runs once on a CPU.
 
@@ -87,11 +92,13 @@ def counted_macs(model: Any, length: int = PAPER_LENGTH) -> int:
         model: an encoder-decoder of fairseq with its weights in memory.
         length: tokens of the source and of the target.
     """
+    attention = importlib.import_module("torch.nn.attention")
+    counter = importlib.import_module("torch.utils.flop_counter").FlopCounterMode(display=False)
     for _, _, module in routed_modules(model):
         if module.num_selected < module.num_experts:
             module.expert_backend = LOOP  # torch does not count its grouped product
     tokens = torch.full((1, length), 5)  # any word
     # A fused attention would not be counted.
-    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+    with torch.no_grad(), attention.sdpa_kernel(attention.SDPBackend.MATH), counter:
         model.eval()(tokens, torch.tensor([length]), tokens)
     return int(counter.get_total_flops()) // 2

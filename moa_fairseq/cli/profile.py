@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import argparse
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Optional, Sequence
 
-import torch
 from fairseq.data import Dictionary
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY
 from fairseq.models.transformer import TransformerModelBase
 from omegaconf import OmegaConf
 from torch import nn
 
-from ..analysis.costs import PAPER_LENGTH, all_macs, count_parameters, counted_macs, linear_macs
+from ..analysis.costs import (
+    PAPER_LENGTH,
+    all_macs,
+    count_parameters,
+    counted_macs,
+    linear_macs,
+    torch_can_count,
+)
+from ..compat import without_memory
 from ..errors import UsageError
 from .common import command
 
@@ -70,7 +78,10 @@ def main(arguments: Optional[Sequence[str]] = None) -> None:
             raise UsageError(f"{flag} {value}: it must be at least 1")
     model = build(args.arch, args.vocab_size, rest)
     linear, everything = linear_macs(model, args.length), all_macs(model, args.length)
-    counted = counted_macs(build(args.arch, args.vocab_size, rest, device="cpu"), args.length)
+    check = "torch before 2.3 cannot count them"
+    if torch_can_count():
+        counted = counted_macs(build(args.arch, args.vocab_size, rest, device="cpu"), args.length)
+        check = f"torch counts {counted / 1e6:.1f}M"
     print(f"parameters   {count_parameters(model) / 1e6:.2f}M  ({count_parameters(model):,})")
     print(
         f"linear MACs  {linear / 1e6:.1f}M  (source and target of {args.length} tokens; as the "
@@ -78,7 +89,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> None:
     )
     print(
         f"all MACs     {everything / 1e6:.1f}M  (with routers and the products of queries, keys "
-        f"and values; torch counts {counted / 1e6:.1f}M)"
+        f"and values; {check})"
     )
 
 
@@ -114,5 +125,5 @@ def build(arch: str, vocab_size: int, options: Sequence[str], device: str = "met
     task = SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary)
     if arch in MODEL_DATACLASS_REGISTRY:
         flat = OmegaConf.merge(OmegaConf.structured(MODEL_DATACLASS_REGISTRY[arch]), vars(flat))
-    with torch.device(device):
+    with without_memory() if device == "meta" else nullcontext():
         return model_class.build_model(flat, task)

@@ -13,6 +13,7 @@ from fairseq.dataclass.utils import gen_parser_from_dataclass
 from fairseq.models import register_model
 from fairseq.models.transformer import TransformerModelBase
 
+from ..fast_path import close_fast_path
 from .config import FlatTransformerConfig, dense_transformer_config, named_variant
 
 
@@ -29,7 +30,9 @@ class DenseTransformerModel(TransformerModelBase):
     @classmethod
     def build_model(cls, cfg: Any, task: Any) -> DenseTransformerModel:
         """Build the model for `task` from flat options."""
-        return super().build_model(dense_transformer_config(cfg), task)
+        model = super().build_model(dense_transformer_config(cfg), task)
+        close_fast_path(model)
+        return model
 
 
 # As for MoA's variants: a config class with other defaults, which hydra can use too.

@@ -8,13 +8,11 @@ from __future__ import annotations
 from typing import Any, Optional
 
 from fairseq.models.transformer import TransformerConfig
-from fairseq.modules.transformer_layer import (
-    TransformerDecoderLayerBase,
-    TransformerEncoderLayerBase,
-)
+from fairseq.modules.transformer_layer import TransformerDecoderLayerBase
 from torch import Tensor, nn
 
 from ..compat import recompute
+from ..fast_path import EncoderLayerWithoutFastPath, measurable
 from .moa_attention import CROSS, DECODER_SELF, ENCODER_SELF, MixtureOfAttentionHeads
 from .moe_feed_forward import (
     DECODER_FFN,
@@ -36,7 +34,7 @@ class RecomputedLayer(nn.Module):
         return recompute(super().forward, self.offload_activations, *args, **kwargs)
 
 
-class FeedForwardEncoderLayer(TransformerEncoderLayerBase):
+class FeedForwardEncoderLayer(EncoderLayerWithoutFastPath):
     """An encoder layer whose feed-forward is what `cfg.moa.ffn_type` says."""
 
     def __init__(self, cfg: TransformerConfig, *args: Any, **kwargs: Any) -> None:
@@ -74,7 +72,9 @@ class MoATransformerEncoderLayer(RecomputedLayer, FeedForwardEncoderLayer):
     def build_self_attention(self, embed_dim: int, cfg: TransformerConfig) -> nn.Module:
         if ENCODER_SELF not in cfg.moa.modules:
             return super().build_self_attention(embed_dim, cfg)
-        return build_moa_attention(ENCODER_SELF, embed_dim, cfg.encoder.attention_heads, cfg)
+        return measurable(
+            build_moa_attention(ENCODER_SELF, embed_dim, cfg.encoder.attention_heads, cfg)
+        )
 
 
 class MoATransformerDecoderLayer(RecomputedLayer, FeedForwardDecoderLayer):

@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any, Optional
 
+from moa_fairseq.checkpoints import load_checkpoint
+
 from ..paths import PACKAGE, ROOT
 
 BIN = Path(sys.executable).parent
@@ -68,3 +70,10 @@ def last_line(result: Any) -> str:
     text = result.stderr + result.stdout
     assert "Traceback" not in text, text[-2000:]
     return (result.stderr.strip() or result.stdout.strip()).splitlines()[-1]
+
+
+def trained_parameters(save_dir):
+    """The last checkpoint's parameters by name."""
+    model = load_checkpoint(save_dir / "checkpoint_last.pt")["model"]
+    # fairseq 0.12.2 saves a buffer that it never fills: whatever was in that place of memory.
+    return {name: value for name, value in model.items() if not name.endswith("._float_tensor")}

@@ -12,7 +12,7 @@ from moa_fairseq.checkpoints import load_checkpoint
 from moa_fairseq.errors import UsageError
 
 from ..paths import PACKAGE
-from .commands import last_line, run
+from .commands import last_line, run, trained_parameters
 from .in_process import RECIPE, train
 
 # Plain gradient descent: what changes is the gradient. The router terms are heavy, so that a wrong
@@ -78,10 +78,9 @@ def test_two_workers_train_as_one_with_twice_the_batches(
             values = [metric(log, name, line) for log in logs]
             assert len(values[0]) == len(values[1]) == (updates if line == INNER else 1)
             assert values[1] == pytest.approx(values[0], rel=1e-3, abs=0.002), (name, line)
-    ends = [load_checkpoint(tmp_path / f"{name}/checkpoint_last.pt") for name in ("one", "two")]
-    assert ends[0]["optimizer_history"][-1]["num_updates"] == updates
-    for name, parameter in ends[0]["model"].items():
-        torch.testing.assert_close(ends[1]["model"][name], parameter, atol=2e-6, rtol=1e-5)
+    ends = [trained_parameters(tmp_path / name) for name in ("one", "two")]
+    for name, parameter in ends[0].items():
+        torch.testing.assert_close(ends[1][name], parameter, atol=2e-6, rtol=1e-5)
 
 
 def test_layers_that_workers_drop_are_no_obstacle_and_a_seed_repeats_all(toy, tmp_path):
@@ -97,7 +96,7 @@ def test_layers_that_workers_drop_are_no_obstacle_and_a_seed_repeats_all(toy, tm
     first, second = (
         load_checkpoint(tmp_path / name / "checkpoint_last.pt") for name in ("first", "second")
     )
-    assert same(first["model"], second["model"])
+    assert same(trained_parameters(tmp_path / "first"), trained_parameters(tmp_path / "second"))
     assert same(first["last_optimizer_state"], second["last_optimizer_state"])
 
 

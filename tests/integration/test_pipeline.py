@@ -7,6 +7,7 @@ import re
 import shutil
 import struct
 
+import hydra
 import pytest
 import torch
 
@@ -15,7 +16,7 @@ from moa_fairseq.models.moa_transformer import MoATransformerModel
 
 from ..paths import PACKAGE
 from ..slow_multi_bleu import slow_multi_bleu
-from .commands import hypotheses, last_line, run, script, train_losses
+from .commands import hypotheses, last_line, run, script, train_losses, trained_parameters
 from .conftest import SMALL
 
 
@@ -230,11 +231,15 @@ def test_stopping_and_resuming_changes_nothing(toy, whole_run, tmp_path):
     first = short_run(toy, tmp_path, "--max-update", "25")
     second = short_run(toy, tmp_path, "--max-update", "40")
     assert first + second == whole
-    ends = [load_checkpoint(folder / "checkpoint_last.pt") for folder in (whole_dir, tmp_path)]
-    for name, parameter in ends[0]["model"].items():
-        assert torch.equal(parameter, ends[1]["model"][name]), name
+    ends = [trained_parameters(folder) for folder in (whole_dir, tmp_path)]
+    for name, parameter in ends[0].items():
+        assert torch.equal(parameter, ends[1][name]), name
 
 
+@pytest.mark.skipif(
+    not hasattr(hydra, "compose"),
+    reason="the files in configs/ need hydra 1.1 or later; fairseq 0.12.2 pins 1.0",
+)
 def test_hydra_and_argparse_give_the_same_losses(toy, whole_run, tmp_path):
     result = run(
         *("fairseq-hydra-train", "--config-dir", "configs"),

@@ -8,7 +8,7 @@ from fairseq import options
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.models import ARCH_MODEL_REGISTRY
 
-import moa_fairseq  # noqa: F401
+from moa_fairseq.compat import without_memory
 
 from ..toy import toy_sample, toy_task
 
@@ -54,7 +54,10 @@ def test_it_is_fairseqs_transformer(extra):
     gradients = dict(stock.named_parameters())
     for name, parameter in dense.named_parameters():
         assert torch.equal(parameter, gradients[name]), name
-        assert torch.equal(parameter.grad, gradients[name].grad), name
+        if gradients[name].grad is None:  # fairseq 0.12.2's copies for its fast path
+            assert parameter.grad is None, name
+        else:
+            assert torch.equal(parameter.grad, gradients[name].grad), name
 
 
 @pytest.mark.parametrize(
@@ -66,12 +69,12 @@ def test_it_is_fairseqs_transformer(extra):
 )
 def test_sizes_are_fairseqs(arch, stock):
     one_layer = ["--encoder-layers", "1", "--decoder-layers", "1", "--share-all-embeddings"]
-    with torch.device("meta"):
+    with without_memory():
         models = [build("--arch", name, *one_layer)[0] for name in (arch, stock)]
     shapes = [{n: tuple(p.shape) for n, p in model.named_parameters()} for model in models]
     assert shapes[0] == shapes[1]
     heads = [model.encoder.layers[0].self_attn.num_heads for model in models]
     assert heads[0] == heads[1]
-    with torch.device("meta"):
+    with without_memory():
         full = build("--arch", arch, "--share-all-embeddings")[0]
     assert (len(full.encoder.layers), len(full.decoder.layers)) == (6, 6)

@@ -16,6 +16,8 @@ from moa_fairseq.modules.moa_attention import (
 )
 from moa_fairseq.modules.recording import record_routings
 
+from ..toy import half_precision
+
 OPTIONS = {
     "one head an expert": {},
     "three heads an expert": {"heads_per_expert": 3},
@@ -282,7 +284,7 @@ def test_a_forward_pass_leaves_nothing_on_the_module():
 
 
 def test_half_precision_masks_are_finite():
-    module = build(DECODER_SELF).to(torch.float16)
+    module = build(DECODER_SELF).to(half_precision(torch.float16))
     query = torch.randn(4, 2, 6, dtype=torch.float16)
     padding = torch.tensor([[1, 1, 0, 0], [0, 0, 0, 0]]).bool()
     output, weights = module(

@@ -10,7 +10,7 @@ import torch
 from moa_fairseq.modules.routing import Router
 from moa_fairseq.router_watch import describe, extent
 
-from ..toy import toy_model, toy_sample, toy_task
+from ..toy import half_precision, toy_model, toy_sample, toy_task
 from .test_criterion import build
 
 HALVES = [torch.float16, torch.bfloat16]
@@ -28,7 +28,7 @@ def test_a_model_in_half_precision_has_finite_gradients_everywhere(dtype, option
     task = toy_task()
     # Padding on both sides, and with it the masks of padding and of the future.
     sample = toy_sample(task, [3, 6], [4, 2], extra_padding=2)
-    model = toy_model(task, **options).to(dtype).train()
+    model = toy_model(task, **options).to(half_precision(dtype)).train()
     loss, _, logged = build(task, alpha=1.0, beta=1.0)(model, sample)
     loss.backward()
     assert loss.isfinite()
@@ -45,7 +45,7 @@ def test_half_precision_computes_what_float32_does(dtype):
     # K = E: where experts are selected, rounding can select others.
     model = toy_model(task, num_experts=2)
     expected, _, _ = build(task)(model, sample)
-    with torch.autocast("cpu", dtype=dtype):
+    with torch.autocast("cpu", dtype=half_precision(dtype)):
         mixed, _, _ = build(task)(model, sample)
     half, _, _ = build(task)(model.to(dtype), sample)
     assert float(mixed.detach()) == pytest.approx(float(expected.detach()), rel=0.02)
