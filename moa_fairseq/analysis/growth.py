@@ -136,7 +136,7 @@ def plot(sweep: Sweep, points: Sequence[Point], path: Path) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib import pyplot, ticker
 
     figure, axes = pyplot.subplots(1, 2, figsize=(10, 4), constrained_layout=True)
     curves = list(dict.fromkeys(point.model for point in points))
@@ -157,6 +157,9 @@ def plot(sweep: Sweep, points: Sequence[Point], path: Path) -> None:
         axis.set_xscale("log", base=2)
         axis.set_yscale("log")
         axis.set_xticks(list(sweep.values), [str(value) for value in sweep.values])
+        axis.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+        axis.yaxis.set_major_formatter(ticker.FormatStrFormatter("%g"))
+        axis.yaxis.set_minor_formatter(ticker.NullFormatter())
         axis.set_xlabel(sweep.label)
         axis.set_ylabel(label)
         axis.grid(alpha=0.3, which="both")

@@ -16,6 +16,7 @@ from fairseq_cli import train as train_command
 from moa_fairseq.cli import (
     average_checkpoints,
     benchmark,
+    benchmark_growth,
     import_official,
     interface_texts,
     prepare,
@@ -57,6 +58,7 @@ COMMANDS = {
     "moa-score": (score.main, ["--report", "{out}/report"]),
     "moa-profile": (profile.main, ["--arch", "moa_transformer", "--vocab-size", "99"]),
     "benchmark.py": (benchmark.main, []),
+    "benchmark_growth.py": (benchmark_growth.main, []),
     "moa-user-dir": (user_dir.main, []),
     "moa-prepare-wmt14": (
         prepare_wmt14.main,

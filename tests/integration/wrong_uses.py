@@ -44,6 +44,13 @@ BENCHMARK = rows(
     ("--json {out}/none/x.json", "its folder does not exist", "make it first"),
     ("--models stock 8K4E16D", "8K4E16D: --num-experts 4 is fewer", "raise the one"),
 )
+GROWTH = rows(
+    "benchmark_growth.py",
+    ("", "required: --out", USAGE),
+    ("--out {out}/growth --sweeps width", "invalid choice: 'width'", USAGE),
+    ("--out {out}/growth --repeats 0", "--repeats 0", "at least 1"),
+    ("--out {out}/growth --device cuda", "--device cuda: torch sees no GPU", "use --device cpu"),
+)
 PREPARE = rows(
     "moa-prepare",
     ("--train {texts}/missing", "missing.en: no such file", "name PREFIX.LANGUAGE"),
@@ -305,6 +312,7 @@ SCRIPTS = [
 WRONG_USES = [
     *(
         *BENCHMARK,
+        *GROWTH,
         *PREPARE,
         *AVERAGE,
         *IMPORT,
