@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -77,3 +78,14 @@ def trained_parameters(save_dir):
     model = load_checkpoint(save_dir / "checkpoint_last.pt")["model"]
     # fairseq 0.12.2 saves a buffer that it never fills: whatever was in that place of memory.
     return {name: value for name, value in model.items() if not name.endswith("._float_tensor")}
+
+
+def write_manifest(prepared, manifest, checkpoints=None):
+    """Write manifest.json; let `data` be made of it, and `checkpoints` be trained on that."""
+    path = prepared / "manifest.json"
+    path.write_text(json.dumps(manifest), encoding="utf-8")
+    with path.open("rb") as stream:
+        checksum = subprocess.run(["cksum"], stdin=stream, capture_output=True, check=True).stdout
+    (prepared / "data/.manifest-checksum").write_bytes(checksum)
+    if checkpoints is not None:
+        (checkpoints / ".data-checksum").write_bytes(checksum)

@@ -16,7 +16,7 @@ from subword_nmt.learn_bpe import learn_bpe
 from moa_fairseq.text.moses import MosesText
 
 from ..slow_multi_bleu import slow_multi_bleu
-from .commands import last_line, run, script
+from .commands import last_line, run, script, write_manifest
 from .conftest import SMALL, WORDS
 
 
@@ -44,13 +44,10 @@ def write(path, texts):
     path.write_text("".join(text + "\n" for text in texts), encoding="utf-8")
 
 
-def write_manifest(folder, **options):
+def write_options(folder, checkpoints=None, **options):
     evaluation = options.pop("evaluation", {"average": 2, "beam": 3, "lenpen": 0.6})
-    manifest = {
-        "options": {"source_lang": "en", "target_lang": "de", "pair": "en-de", **options},
-        "evaluation": evaluation,
-    }
-    (folder / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
+    options = {"source_lang": "en", "target_lang": "de", "pair": "en-de", **options}
+    write_manifest(folder, {"options": options, "evaluation": evaluation}, checkpoints)
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +79,7 @@ def clinic(tmp_path_factory):
         *("--trainpref", folder / "bpe/train", "--validpref", folder / "bpe/valid"),
         *("--testpref", folder / "bpe/test"),
     )
-    write_manifest(prepared, recipe="clinic")
+    write_options(prepared, recipe="clinic")
     script(
         "train.sh",
         *("--data", prepared / "data", "--save-dir", folder / "checkpoints", "--", *SMALL),
@@ -197,7 +194,8 @@ def test_english_french_is_never_split(clinic, tmp_path):
         (prepared / f"{name}.de").rename(prepared / f"{name}.fr")
     for path in list((prepared / "data").iterdir()):
         path.rename(path.with_name(path.name.replace("en-de", "en-fr").replace(".de", ".fr")))
-    write_manifest(prepared, recipe="clinic", target_lang="fr", pair="en-fr")
+    french = {"recipe": "clinic", "target_lang": "fr", "pair": "en-fr"}
+    write_options(prepared, tmp_path / "checkpoints", **french)
     evaluate(tmp_path, tmp_path / "scores")
     report = json.loads((tmp_path / "scores/test.json").read_text(encoding="utf-8"))
     (figure,) = report["tokenised"]
@@ -233,6 +231,6 @@ def test_an_unknown_recipe_and_lost_tokenised_text_are_named(scored, tmp_path):
     (prepared / "tokenised/test.de").unlink()
     result = evaluate(tmp_path, tmp_path / "out", check=False)
     assert f"no file {prepared / 'tokenised/test.de'}" in last_line(result)
-    write_manifest(prepared, recipe="other")
+    write_options(prepared, recipe="other")
     result = evaluate(tmp_path, tmp_path / "out", check=False)
     assert "names the recipe other; clinic and sentencepiece are known" in last_line(result)

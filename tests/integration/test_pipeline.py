@@ -16,7 +16,15 @@ from moa_fairseq.models.moa_transformer import MoATransformerModel
 
 from ..paths import PACKAGE
 from ..slow_multi_bleu import slow_multi_bleu
-from .commands import hypotheses, last_line, run, script, train_losses, trained_parameters
+from .commands import (
+    hypotheses,
+    last_line,
+    run,
+    script,
+    train_losses,
+    trained_parameters,
+    write_manifest,
+)
 from .conftest import SMALL
 
 
@@ -118,10 +126,11 @@ def test_a_manifest_with_a_pair_adds_the_papers_measure(trained, tmp_path):
     manifest = json.loads((prepared / "manifest.json").read_text(encoding="utf-8"))
     manifest["options"].update(pair="en-de", recipe="sentencepiece")
     manifest["evaluation"] = {"average": 2, "beam": 3, "lenpen": 0.6}
-    (prepared / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
+    shutil.copytree(trained / "checkpoints1", tmp_path / "checkpoints")
+    write_manifest(prepared, manifest, tmp_path / "checkpoints")
     script(
         "evaluate.sh",
-        *("--prepared", prepared, "--save-dir", trained / "checkpoints1"),
+        *("--prepared", prepared, "--save-dir", tmp_path / "checkpoints"),
         *("--out", tmp_path / "scores"),
     )
     assert "--beam 3 --lenpen 0.6 " in (tmp_path / "scores/test.generate.txt.key").read_text()

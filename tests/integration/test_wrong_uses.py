@@ -277,7 +277,7 @@ def test_hydra_in_a_process_of_its_own(ground, tmp_path):
 
 
 # Of those who work on this package.
-TOOLS = {"test.sh", "inject_faults.py"}
+TOOLS = {"test.sh", "test_matrix.sh", "inject_faults.py"}
 
 
 def test_every_command_and_script_is_in_the_tables():

@@ -84,7 +84,7 @@ PREPARE = rows(
     ("--train {texts}/good --source-lang de", "are both de", "different names"),
     ("--train {texts}/good --target-lang zh-CN", "--target-lang zh-CN", "such as zh_CN"),
     ("--train {texts}/good --target-lang ../x", "--target-lang ../x", "letters, digits"),
-    ("--train {texts}/good --out {out}/file", "Not a directory", "give another path"),
+    ("--train {texts}/good --out {out}/file", "Not a directory", "choose a place"),
     ("--train {out}/prepared/raw/train", "lies in a folder that --out", "choose another"),
 )
 

@@ -74,7 +74,7 @@ DATA = [
         ("--valid-subset dev", "has no split dev", "binarise one with fairseq-preprocess"),
         ("--source-lang en --target-lang xx", "no dictionary of language xx", "--target-lang"),
         ("--encoder-embed-path {texts}/none", "none: No such file", "give another path"),
-        ("--save-dir {out}/file", "Not a directory", "give another path"),
+        ("--save-dir {out}/file", "Not a directory", "choose a place"),
         ("--finetune-from-model {runs}/none.pt", "no such checkpoint", "give one that"),
         ("--finetune-from-model {dense}", "the checkpoint is not of this model", "train with"),
         # Resuming from {runs}/moa, which stays as it is.
