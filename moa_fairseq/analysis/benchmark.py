@@ -223,13 +223,13 @@ def conditions(plan: Plan) -> Dict[str, Any]:
             versions[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             continue
-    device = _processor()
+    hardware = _processor()
     if plan.setting.device == "cuda":
-        device = torch.cuda.get_device_name()
+        hardware = torch.cuda.get_device_name()
     return {
         "versions": versions,
         "python": platform.python_version(),
-        "device": device,
+        "hardware": hardware,
         "threads": plan.threads,
         "repeats": plan.repeats,
         **asdict(plan.setting),
@@ -266,7 +266,7 @@ def table(outcome: Dict[str, Any]) -> str:
         "",
         f"Speed: tokens/s relative to {names[0]}, median of {seen['repeats']} interleaved rounds "
         "(least to greatest).",
-        f"{seen['device']}, {seen['threads']} threads, {seen['precision']}: matrix products "
+        f"{seen['hardware']}, {seen['threads']} threads, {seen['precision']}: matrix products "
         f"{best / 1e9:.0f} GFLOP/s, copies {copies / 1e9:.0f} GB/s. {versions}, Python "
         f"{seen['python']}.",
     ]

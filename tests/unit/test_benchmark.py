@@ -118,7 +118,7 @@ def outcome():
     }
     return {
         "conditions": {
-            **{"versions": {"torch": "2"}, "python": "3", "device": "abacus", "threads": 1},
+            **{"versions": {"torch": "2"}, "python": "3", "hardware": "abacus", "threads": 1},
             **{"repeats": 3, "precision": "float32"},
         },
         "models": {"a": facts, "b": {**facts, "flops_per_second": 9000.0}},

@@ -10,7 +10,7 @@ from moa_fairseq.analysis.benchmark_subject import Setting
 from moa_fairseq.analysis.growth import SWEEPS, Point, page, plot
 
 CONDITIONS = {
-    **{"versions": {"torch": "2"}, "device": "abacus", "threads": 1, "precision": "float32"},
+    **{"versions": {"torch": "2"}, "hardware": "abacus", "threads": 1, "precision": "float32"},
     "repeats": 5,
 }
 
