@@ -90,18 +90,18 @@ install_fairseq() {
   case "$build" in
     ve-fairseq==*)
       "${pip[@]}" "${pinned[@]}" torch==2.13.0 &&
-        "${pip[@]}" "${pinned[@]}" "$build" tensorboardX pytest
+        "${pip[@]}" "${pinned[@]}" "$build" tensorboardX pytest hypothesis
       ;;
     fairseq-fixed==*)
       "${pip[@]}" "${pinned[@]}" torch==2.13.0 numpy Cython "setuptools<80" wheel &&
         # Built in isolation it would be built with another torch.
         "${pip[@]}" "${pinned[@]}" --no-build-isolation --no-deps "$build" &&
         "${pip[@]}" "${pinned[@]}" bitarray cffi hydra-core omegaconf packaging regex sacrebleu \
-          scikit-learn tqdm tensorboardX pytest
+          scikit-learn tqdm tensorboardX pytest hypothesis
       ;;
     *)
       # Later versions of pip refuse the metadata of omegaconf 2.0, which fairseq 0.12.2 pins.
-      "${pip[@]}" "pip<24.1" && "${pip[@]}" "$@" && "${pip[@]}" "$build" "$@" tensorboardX pytest
+      "${pip[@]}" "pip<24.1" && "${pip[@]}" "$@" && "${pip[@]}" "$build" "$@" tensorboardX pytest hypothesis
       ;;
   esac
 }
