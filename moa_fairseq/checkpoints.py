@@ -1,11 +1,11 @@
-"""Averaging of fairseq checkpoints."""
+"""Reading, writing and averaging fairseq checkpoints."""
 
 from __future__ import annotations
 
 import logging
 import re
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import IO, Any, Dict, List, Optional, Sequence, Tuple, Union
 
 import torch
 from torch import Tensor
@@ -29,6 +29,41 @@ TRAINING_OPTIONS = {
     "expert_backend",
     *("sample_topk", "router_init_std", "output_init_gain"),
 }
+
+
+def write_checkpoint(state: Any, path: Union[str, Path]) -> None:
+    """Write a checkpoint that appears under its name only once it is whole and on disk.
+
+    Raises:
+        OSError: where the system refuses to write it.
+    """
+    with atomic_writer(path, "wb") as stream:
+        guarded = _GuardedStream(stream)
+        torch.save(state, guarded)
+        if guarded.error is not None:
+            raise guarded.error
+
+
+class _GuardedStream:
+    """Keeps the first error of writing for later.
+
+    torch 1.13 aborts the process where writing fails while it ends an archive.
+    """
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self.stream = stream
+        self.error: Optional[OSError] = None
+
+    def write(self, data: Any) -> int:
+        if self.error is None:
+            try:
+                self.stream.write(data)
+            except OSError as error:
+                self.error = error
+        return len(data)
+
+    def flush(self) -> None:
+        pass  # closing the stream does
 
 
 def load_checkpoint(path: Path) -> Dict[str, Any]:
@@ -133,8 +168,7 @@ def average_checkpoints(paths: Sequence[Path], output: Path) -> None:
     state.pop("last_optimizer_state", None)
     state.setdefault("extra_state", {})["averaged_checkpoints"] = [path.name for path in paths]
     output.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_writer(output, "wb") as stream:
-        torch.save(state, stream)
+    write_checkpoint(state, output)
     logger.info("wrote %s, the average of %d checkpoints", output, len(paths))
 
 

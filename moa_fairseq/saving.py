@@ -26,6 +26,7 @@ import torch
 from fairseq import checkpoint_utils
 from fairseq.file_io import PathManager
 
+from .checkpoints import write_checkpoint
 from .errors import UsageError, refused_file
 from .text.files import atomic_writer, remove_abandoned
 
@@ -48,8 +49,7 @@ def write_whole_files() -> None:
         if async_write or not PathManager.supports_rename(filename):
             original_save(obj, filename, async_write)
             return
-        with atomic_writer(filename, "wb") as stream:
-            torch.save(obj, stream)
+        write_checkpoint(obj, filename)
 
     def copy(src_path: str, dst_path: str, overwrite: bool = False) -> bool:
         local = all(map(PathManager.supports_rename, (src_path, dst_path)))

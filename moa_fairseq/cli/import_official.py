@@ -7,12 +7,9 @@ import logging
 from pathlib import Path
 from typing import Optional, Sequence
 
-import torch
-
-from ..checkpoints import load_checkpoint
+from ..checkpoints import load_checkpoint, write_checkpoint
 from ..errors import UsageError
 from ..official import import_state, summary
-from ..text.files import atomic_writer
 from .common import command
 
 logger = logging.getLogger(__name__)
@@ -35,7 +32,6 @@ def main(arguments: Optional[Sequence[str]] = None) -> None:
         raise UsageError(f"{args.output} exists already; remove it or choose another name")
     imported = import_state(load_checkpoint(args.input), args.input)
     args.output.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_writer(args.output, "wb") as stream:
-        torch.save(imported, stream)
+    write_checkpoint(imported, args.output)
     size, updates = summary(imported)
     logger.info("wrote %s: %s, trained for %d updates", args.output, size, updates)

@@ -234,7 +234,7 @@ def test_every_moa_option_has_a_flag_with_help():
         assert helps[flag].startswith(expected)
 
 
-@pytest.mark.parametrize("backend", ["dense", "loop", "grouped"])
+@pytest.mark.parametrize("backend", ["dense", "loop"])
 def test_the_expert_backend_reaches_attention_and_feed_forward(monkeypatch, backend):
     used = []
 
