@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from pathlib import Path
-from typing import IO, Any, Dict, List, Optional, Sequence, Tuple, Union
+from typing import IO, Any, Dict, List, Optional, Sequence, Tuple, Union, cast
 
 import torch
 from torch import Tensor
@@ -39,7 +39,7 @@ def write_checkpoint(state: Any, path: Union[str, Path]) -> None:
     """
     with atomic_writer(path, "wb") as stream:
         guarded = _GuardedStream(stream)
-        torch.save(state, guarded)
+        torch.save(state, cast(IO[bytes], guarded))
         if guarded.error is not None:
             raise guarded.error
 
