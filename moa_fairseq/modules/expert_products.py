@@ -328,11 +328,12 @@ def _rows_of_pairs(like: Tensor, plan: Dispatch, width: int) -> Tensor:
 def _as_autocast(rows: Tensor, weight: Tensor) -> Tuple[Tensor, Tensor]:
     """Both in the type that autocast asks for; torch's own products do that by themselves."""
     device = rows.device.type
-    if not hasattr(torch, "get_autocast_dtype"):  # torch < 2.4
-        active, dtype = torch.is_autocast_enabled(), torch.get_autocast_gpu_dtype()
-        active = active and device == "cuda"
-    else:
+    if hasattr(torch, "get_autocast_dtype"):
         active, dtype = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
+    elif device == "cpu":  # torch < 2.4
+        active, dtype = torch.is_autocast_cpu_enabled(), torch.get_autocast_cpu_dtype()
+    else:
+        active, dtype = torch.is_autocast_enabled(), torch.get_autocast_gpu_dtype()
     if not active or rows.dtype == torch.float64:
         return rows, weight
     return rows.to(dtype), weight.to(dtype)
