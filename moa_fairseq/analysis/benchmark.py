@@ -15,13 +15,13 @@ import statistics
 import subprocess
 import sys
 from dataclasses import asdict, dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 
 from ..errors import UsageError
+from ..versions import installed_versions
 from .benchmark_subject import Setting
 
 MEASURES = ("module", "train", "generate", "memory")
@@ -217,17 +217,11 @@ def spread(values: Sequence[float]) -> Spread:
 
 def conditions(plan: Plan) -> Dict[str, Any]:
     """Versions, device, threads and sizes: what a figure depends on."""
-    versions = {}
-    for package in PACKAGES:
-        try:
-            versions[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
     hardware = _processor()
     if plan.setting.device == "cuda":
         hardware = torch.cuda.get_device_name()
     return {
-        "versions": versions,
+        "versions": installed_versions(PACKAGES),
         "python": platform.python_version(),
         "hardware": hardware,
         "threads": plan.threads,

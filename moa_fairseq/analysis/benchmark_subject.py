@@ -16,7 +16,6 @@ from typing import Any, Callable, ContextManager, Dict, List, Optional, Tuple
 
 import torch
 from fairseq import options
-from fairseq.data import Dictionary
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.logging import metrics
 from fairseq.models.transformer import TransformerModelBase
@@ -28,6 +27,7 @@ from torch import Tensor, nn
 
 from ..errors import UsageError
 from ..modules.moa_attention import MixtureOfAttentionHeads
+from .dictionaries import numbered_dictionary
 
 PRECISIONS = ("float32", "bfloat16", "amp")
 
@@ -68,13 +68,9 @@ class Subject:
         logging.disable(logging.INFO)
         self.setting = setting
         self.device = torch.device(setting.device)
-        dictionary = Dictionary()
-        for number in range(setting.vocab_size - len(dictionary)):
-            dictionary.add_symbol(str(number))
-        dictionary.pad_to_multiple_(1)
-        self.dictionary = dictionary
+        self.dictionary = numbered_dictionary(setting.vocab_size)
         self.cfg = _config(words, setting)
-        self.task = TranslationTask(self.cfg.task, dictionary, dictionary)
+        self.task = TranslationTask(self.cfg.task, self.dictionary, self.dictionary)
         torch.manual_seed(1)
         self.model = self.task.build_model(self.cfg.model)
         if not isinstance(self.model, TransformerModelBase):

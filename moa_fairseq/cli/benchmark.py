@@ -24,6 +24,20 @@ from .common import command
 logger = logging.getLogger("benchmark")
 
 
+def add_conditions(parser: argparse.ArgumentParser) -> None:
+    """The options that every benchmark has."""
+    parser.add_argument("--repeats", type=int, default=5, help="rounds (default: %(default)s)")
+    parser.add_argument("--threads", type=int, default=1, help="of torch (default: %(default)s)")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--precision", choices=PRECISIONS, default="float32")
+
+
+def check_device(args: argparse.Namespace) -> None:
+    """Refuse a device that is not there."""
+    if args.device == "cuda" and not torch.cuda.is_available():
+        raise UsageError("--device cuda: torch sees no GPU; use --device cpu")
+
+
 @command
 def main(arguments: Optional[Sequence[str]] = None) -> None:
     parser = argparse.ArgumentParser(prog="benchmark.py", description=__doc__)
@@ -41,10 +55,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> None:
     parser.add_argument(
         "--batch-sizes", nargs="+", type=int, default=[16], help="sentences, in beam search"
     )
-    parser.add_argument("--repeats", type=int, default=5, help="rounds (default: %(default)s)")
-    parser.add_argument("--threads", type=int, default=1, help="of torch (default: %(default)s)")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--precision", choices=PRECISIONS, default="float32")
+    add_conditions(parser)
     for name, text in (
         ("vocab-size", "types in the joint dictionary"),
         ("tokens", "target tokens in a batch of training"),
@@ -65,8 +76,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> None:
             raise UsageError(f"--{flag.replace('_', '-')} {value}: it must be at least 1")
     if min(args.batch_sizes) < 1 or args.module_length < 1:
         raise UsageError("--batch-sizes and --module-length must be at least 1")
-    if args.device == "cuda" and not torch.cuda.is_available():
-        raise UsageError("--device cuda: torch sees no GPU; use --device cpu")
+    check_device(args)
     if args.json is not None and not args.json.parent.is_dir():
         raise UsageError(f"--json {args.json}: its folder does not exist; make it first")
     common = shlex.split(args.options)

@@ -9,13 +9,12 @@ import logging
 from pathlib import Path
 from typing import Optional, Sequence
 
-import torch
-
 from ..analysis.benchmark import Plan, conditions, parse_model
-from ..analysis.benchmark_subject import PRECISIONS, Setting
+from ..analysis.benchmark_subject import Setting
 from ..analysis.growth import SWEEPS, measure, page, plot
 from ..errors import UsageError
 from ..text.files import write_lines
+from .benchmark import add_conditions, check_device
 from .common import command
 
 logger = logging.getLogger("benchmark")
@@ -27,16 +26,12 @@ def main(arguments: Optional[Sequence[str]] = None) -> None:
     parser = argparse.ArgumentParser(prog="benchmark_growth.py", description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="folder for page, plots and JSON")
     parser.add_argument("--sweeps", nargs="+", choices=names, default=names)
-    parser.add_argument("--repeats", type=int, default=5, help="rounds (default: %(default)s)")
-    parser.add_argument("--threads", type=int, default=1, help="of torch (default: %(default)s)")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--precision", choices=PRECISIONS, default="float32")
+    add_conditions(parser)
     args = parser.parse_args(arguments)
     for flag in ("repeats", "threads"):
         if getattr(args, flag) < 1:
             raise UsageError(f"--{flag} {getattr(args, flag)}: it must be at least 1")
-    if args.device == "cuda" and not torch.cuda.is_available():
-        raise UsageError("--device cuda: torch sees no GPU; use --device cpu")
+    check_device(args)
     if importlib.util.find_spec("matplotlib") is None:
         raise UsageError('the plots need matplotlib; install it: pip install -e ".[plots]"')
     args.out.mkdir(parents=True, exist_ok=True)

@@ -7,7 +7,6 @@ from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Optional, Sequence
 
-from fairseq.data import Dictionary
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY
 from fairseq.models.transformer import TransformerModelBase
 from omegaconf import OmegaConf
@@ -21,6 +20,7 @@ from ..analysis.costs import (
     linear_macs,
     torch_can_count,
 )
+from ..analysis.dictionaries import numbered_dictionary
 from ..compat import without_memory
 from ..errors import UsageError
 from .common import command
@@ -119,9 +119,7 @@ def build(arch: str, vocab_size: int, options: Sequence[str], device: str = "met
     model_class.add_args(parser)
     flat = parser.parse_args(list(options))
     ARCH_CONFIG_REGISTRY[arch](flat)
-    dictionary = Dictionary()
-    for number in range(vocab_size - len(dictionary)):
-        dictionary.add_symbol(str(number))
+    dictionary = numbered_dictionary(vocab_size)
     task = SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary)
     if arch in MODEL_DATACLASS_REGISTRY:
         flat = OmegaConf.merge(OmegaConf.structured(MODEL_DATACLASS_REGISTRY[arch]), vars(flat))

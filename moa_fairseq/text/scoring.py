@@ -6,8 +6,7 @@ import json
 import os
 import platform
 import re
-from contextlib import contextmanager, suppress
-from importlib.metadata import PackageNotFoundError, version
+from contextlib import contextmanager
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence
 
 import sacrebleu
@@ -16,6 +15,7 @@ from sacrebleu.metrics.base import Metric
 from sacrebleu.significance import PairedTest
 
 from ..errors import UsageError
+from ..versions import installed_versions
 from .checks import check_detokenised, check_length, check_subwords
 from .files import PathLike, read_lines, sha256
 
@@ -208,11 +208,8 @@ def provenance(files: Mapping[str, Any]) -> Dict[str, Dict[str, str]]:
 
 def versions() -> Dict[str, str]:
     """Versions of what translates and scores, as far as they are installed."""
-    found = {"python": platform.python_version()}
-    for name in ("moa-fairseq", "torch", "ve-fairseq", "fairseq-fixed", "fairseq", "sacrebleu"):
-        with suppress(PackageNotFoundError):
-            found[name] = version(name)
-    return found
+    packages = ("moa-fairseq", "torch", "ve-fairseq", "fairseq-fixed", "fairseq", "sacrebleu")
+    return {"python": platform.python_version(), **installed_versions(packages)}
 
 
 def _metrics(references: Sequence[str]) -> Dict[str, Metric]:
