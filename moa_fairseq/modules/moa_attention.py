@@ -16,14 +16,20 @@ from fairseq.modules.fairseq_dropout import FairseqDropout
 from fairseq.modules.quant_noise import quant_noise
 from torch import Tensor, nn
 
+from .absorbed_projections import AbsorbedProjections, absorb, attend_absorbed, worth_absorbing
+from .attention_products import attend, attend_fused, merge_masks, worth_fusing
 from .expert_linear import ExpertLinear
-from .expert_products import AUTO, choose_backend, dispatch
+from .expert_products import AUTO, DENSE, choose_backend, dispatch
 from .routing import Router
+from .shared_keys import count_sharers, is_identity
 
 ENCODER_SELF = "encoder-self"
 DECODER_SELF = "decoder-self"
 CROSS = "cross"
 ATTENTION_KINDS = (ENCODER_SELF, DECODER_SELF, CROSS)
+
+# Their names in the cache.
+ABSORBED = tuple(f"absorbed_{name}" for name in AbsorbedProjections._fields)
 
 IncrementalState = Dict[str, Dict[str, Optional[Tensor]]]
 
@@ -87,7 +93,6 @@ class MixtureOfAttentionHeads(nn.Module):
         self.expert_backend = expert_backend
         self.num_heads = num_selected * heads_per_expert  # heads that one token uses
         self.beam_size = 1
-        self.scaling = head_dim**-0.5
         self.dropout_module = FairseqDropout(dropout, module_name=type(self).__name__)
 
         key_dim = embed_dim if key_dim is None else key_dim
@@ -185,97 +190,88 @@ class MixtureOfAttentionHeads(nn.Module):
         gates = routing.gates
         if query_padding_mask is not None:
             gates = gates.masked_fill(query_padding_mask.unsqueeze(-1), 0.0)
+        gates = gates * self.output_scale
+        keys, values, key_padding_mask = self._keys_and_values(
+            key, value, key_padding_mask, incremental_state, static_kv
+        )
+        absorbed = self._absorbed(incremental_state)
+        if absorbed is None:
+            mask = merge_masks(attn_mask, key_padding_mask, self.num_selected, len(keys))
+            output, weights = self._attend_routed(
+                *(tokens, routing.indices, gates, query_padding_mask),
+                *(keys, values, mask, need_weights or need_head_weights),
+            )
+        else:
+            rows = (len(keys), -1)  # tokens of the hypotheses of a sentence, side by side
+            output, weights = attend_absorbed(
+                tokens.reshape(*rows, self.embed_dim),  # [n, beam*T, d]
+                gates.reshape(*rows, self.num_experts),  # [n, beam*T, E]
+                absorbed,
+                key_padding_mask,
+                self.o_experts.bias,
+            )
+        output = output.reshape(batch, target_length, -1).transpose(0, 1)  # [T, batch, d]
+        if weights is None or not (need_weights or need_head_weights):
+            return output, None
+        weights = weights.reshape(batch, target_length, self.num_heads, -1)  # [batch, T, K*H, S]
+        if need_head_weights:
+            return output, weights.permute(2, 0, 1, 3)  # [K*H, batch, T, S]
+        return output, weights.mean(dim=2)  # [batch, T, S]
+
+    def _attend_routed(
+        self,
+        tokens: Tensor,
+        indices: Tensor,
+        gates: Tensor,
+        query_padding_mask: Optional[Tensor],
+        keys: Tensor,
+        values: Tensor,
+        mask: Optional[Tensor],
+        need_weights: bool,
+    ) -> Tuple[Tensor, Optional[Tensor]]:
+        """Σ_i w_{i,t}·o_{i,t}·W_i^o for the experts that each token selected (equation 3).
+
+        Args:
+            tokens: `[batch, T, d]`.
+            indices, gates: `[batch, T, K]`.
+            query_padding_mask: `[batch, T]` bool.
+            keys, values: `[n, H, S, D]`; one row for the hypotheses that share it.
+            mask: of :func:`merge_masks`.
+            need_weights: return attention weights.
+
+        Returns:
+            output `[batch*T, d]` and attention weights `[batch, T, K·H, S]` or None.
+        """
+        batch, target_length, _ = tokens.shape
         widths = [self.embed_dim, self.heads_per_expert * self.head_dim]
         backend = choose_backend(
             self.expert_backend, self.num_selected, self.num_experts, tokens, widths
         )
         plan = dispatch(
-            routing.indices.flatten(0, 1),  # [batch*T, K]
+            indices.flatten(0, 1),  # [batch*T, K]
             self.num_experts,
             None if query_padding_mask is None else query_padding_mask.flatten(),  # [batch*T]
             backend,
         )
-
         queries = self.q_experts.project_tokens(tokens.reshape(-1, self.embed_dim), plan)
         queries = queries.view(batch, target_length, self.num_selected, -1)  # [batch, T, K, H*D]
-        keys, values, key_padding_mask = self._keys_and_values(
-            key, value, key_padding_mask, incremental_state, static_kv
-        )
-        gates = gates * self.output_scale
-        # Gates go where there is less to multiply: to the weights of S keys, or to D features.
-        early = keys.shape[2] < self.head_dim
-        heads, weights = self._attend(
-            queries, keys, values, key_padding_mask, attn_mask, gates if early else None
-        )
+        dropout = self.dropout_module.p if self._drops_weights() else 0.0
+        if not need_weights and worth_fusing(keys, dropout):
+            early, weights = False, None
+            heads = attend_fused(queries, keys, values, mask, dropout)
+        else:
+            # Gates go where there is less to multiply: to weights of S keys, or to D features.
+            early = keys.shape[2] < self.head_dim
+            heads, weights = attend(
+                queries, keys, values, mask, self.dropout_module, gates if early else None
+            )
         output = self.o_experts.combine_heads(
             heads.flatten(0, 1),  # [batch*T, K, H*D]
             gates.flatten(0, 1),  # [batch*T, K]
             plan,
             gated=early,
         )
-        output = output.view(batch, target_length, self.embed_dim).transpose(0, 1)  # [T, batch, d]
-
-        if need_head_weights:
-            return output, weights.permute(2, 0, 1, 3)  # [K*H, batch, T, S]
-        return output, weights.mean(dim=2) if need_weights else None  # [batch, T, S]
-
-    def _attend(
-        self,
-        queries: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        key_padding_mask: Optional[Tensor],
-        attn_mask: Optional[Tensor],
-        gates: Optional[Tensor],
-    ) -> Tuple[Tensor, Tensor]:
-        """o_{i,t} = softmax(q_t·W_i^q·(k·W^k)ᵀ / √D + mask)·(v·W^v) (equation 3).
-
-        All K queries of all T tokens meet the shared keys in one matrix product.
-
-        Args:
-            queries: `[batch, T, K, H·D]`.
-            keys, values: `[batch, H, S, D]`, or one for several neighbours of the batch; values
-                of padding are zero.
-            key_padding_mask: `[batch, S]` bool, or as many as keys.
-            attn_mask: `[T, S]`.
-            gates: `[batch, T, K]` by which heads are multiplied; None multiplies by nothing.
-
-        Returns:
-            heads `[batch, T, K, H·D]` and attention weights `[batch, T, K·H, S]` in float32,
-            before dropout and gates.
-        """
-        batch, target_length, num_selected, _ = queries.shape
-        _, num_heads, source_length, _ = keys.shape
-        # In beam search the hypotheses of a sentence may share its keys: then they stand side
-        # by side like tokens, and `groups` is the number of sentences.
-        groups = keys.shape[0]
-        rows = queries.reshape(groups, -1, num_heads, self.head_dim).transpose(1, 2)
-        # 1/√D goes where there is less to multiply.
-        if rows.shape[2] < source_length:
-            rows = rows * self.scaling  # [groups, H, T*K, D]
-        else:
-            keys = keys * self.scaling
-        scores = rows @ keys.transpose(2, 3)  # [groups, H, T*K, S]
-        scores = scores.float()
-        hidden = torch.finfo(torch.float32).min
-        if attn_mask is not None:
-            # One row of the mask for each of the K queries of a token.
-            mask = (
-                attn_mask.float().clamp(min=hidden).repeat_interleave(num_selected, 0)
-            )  # [T*K, S]
-            scores = scores + mask
-        if key_padding_mask is not None:
-            # A finite score keeps a row of nothing but padding from becoming NaN.
-            padding = key_padding_mask.view(groups, 1, 1, source_length)
-            scores = scores.masked_fill(padding, hidden)
-        weights = torch.softmax(scores, dim=-1)
-        mixing = self.dropout_module(weights)
-        if gates is not None:
-            mixing = mixing * gates.reshape(groups, 1, -1, 1)  # [groups, 1, T*K, 1]
-        heads = mixing.to(values.dtype) @ values  # [groups, H, T*K, D]
-        heads = heads.transpose(1, 2).reshape(batch, target_length, num_selected, -1)
-        weights = weights.transpose(1, 2)  # [groups, T*K, H, S]
-        return heads, weights.reshape(batch, target_length, num_selected * num_heads, source_length)
+        return output, weights
 
     def _keys_and_values(
         self,
@@ -299,7 +295,9 @@ class MixtureOfAttentionHeads(nn.Module):
 
         if key is None or value is None:
             raise ValueError("key and value are needed until they are in the cache")
-        sharers = self._sharers(key) if static_kv and incremental_state is not None else 1
+        sharers = 1
+        if static_kv and incremental_state is not None:
+            sharers = count_sharers(key, self.beam_size)
         if sharers > 1:
             key, value = key[:, ::sharers], value[:, ::sharers]
             if key_padding_mask is not None:
@@ -329,19 +327,38 @@ class MixtureOfAttentionHeads(nn.Module):
             }
             if sharers > 1:
                 buffer["sharers"] = torch.tensor(sharers)
+                if self._may_absorb(keys, sharers):
+                    absorbed = absorb(
+                        *(keys, values, self.q_experts.weight, self.o_experts.weight),
+                        self.q_experts.bias,
+                    )
+                    buffer.update(zip(ABSORBED, absorbed))
             self._set_input_buffer(incremental_state, buffer)
         return keys, values, key_padding_mask
 
-    def _sharers(self, key: Tensor) -> int:
-        """How many neighbours in the batch of `key` `[S, batch, d]` are hypotheses of a sentence.
+    def _drops_weights(self) -> bool:
+        dropout = self.dropout_module
+        return dropout.p > 0 and (self.training or dropout.apply_during_inference)
 
-        fairseq says once how wide its beam is, but not when it searches without one.
-        """
-        source_length, batch, _ = key.shape
-        if self.beam_size == 1 or batch % self.beam_size != 0:
-            return 1
-        sentences = key.view(source_length, -1, self.beam_size, key.shape[2])  # [S, n, beam, d]
-        return self.beam_size if bool((sentences == sentences[:, :, :1]).all()) else 1
+    def _may_absorb(self, keys: Tensor, sharers: int) -> bool:
+        """Whether these keys `[n, H, S, D]`, settled and shared, go into the projections."""
+        possible = (
+            self.num_selected == self.num_experts
+            and self.heads_per_expert == 1
+            and self.expert_backend in (AUTO, DENSE)
+            and keys.device.type == "cpu"
+            and keys.dtype == torch.float32
+            and not self._drops_weights()
+        )
+        return possible and worth_absorbing(sharers, keys, self.num_experts, self.embed_dim)
+
+    def _absorbed(
+        self, incremental_state: Optional[IncrementalState]
+    ) -> Optional[AbsorbedProjections]:
+        saved = self._get_input_buffer(incremental_state)
+        if ABSORBED[0] not in saved:
+            return None
+        return AbsorbedProjections(*(saved[name] for name in ABSORBED))  # type: ignore[arg-type]
 
     def _split_heads(self, projected: Tensor) -> Tensor:
         length, batch, _ = projected.shape
@@ -359,10 +376,13 @@ class MixtureOfAttentionHeads(nn.Module):
         buffer = self._get_input_buffer(incremental_state)
         if not buffer or incremental_state is None:
             return incremental_state
+        present = [tensor for tensor in buffer.values() if tensor is not None]
         sharers = buffer.get("sharers")
         if sharers is not None:
             # Hypotheses move within their sentence; what they share moves when sentences end.
             new_order = new_order.view(-1, int(sharers))[:, 0] // int(sharers)  # [sentences]
+        if is_identity(new_order, len(present[0])):
+            return incremental_state
         reordered = {
             name: tensor
             if tensor is None or tensor.dim() == 0

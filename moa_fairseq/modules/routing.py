@@ -137,7 +137,7 @@ def compute_gates(
     Args:
         logits: `[..., E]`.
         probabilities: `[..., E]`.
-        indices: `[..., K]`, the selected experts.
+        indices: `[..., K]`, the selected experts; with K = E, 0 to E - 1.
         normalization: `detached` (the paper) divides by the sum of the selected
             probabilities and lets no gradient through that sum, so that unselected logits
             still learn from the task; `none` (the authors' code) takes the probabilities as
@@ -149,14 +149,16 @@ def compute_gates(
     Raises:
         ValueError: for another normalization.
     """
+    if normalization not in GATE_NORMALIZATIONS:
+        raise ValueError(
+            f"unknown gate normalization {normalization!r}; "
+            f"choose from {', '.join(GATE_NORMALIZATIONS)}"
+        )
+    if indices.shape == probabilities.shape:
+        return probabilities  # of all experts, in their own order, they sum to 1
     if normalization == "topk-softmax":
         return torch.softmax(logits.gather(-1, indices), dim=-1)
     selected = probabilities.gather(-1, indices)
     if normalization == "none":
         return selected
-    if normalization == "detached":
-        return selected / selected.sum(dim=-1, keepdim=True).detach()
-    raise ValueError(
-        f"unknown gate normalization {normalization!r}; "
-        f"choose from {', '.join(GATE_NORMALIZATIONS)}"
-    )
+    return selected / selected.sum(dim=-1, keepdim=True).detach()
