@@ -4,32 +4,16 @@ from __future__ import annotations
 
 import re
 from contextlib import contextmanager
-from typing import Any, Callable, Iterator, List, NamedTuple, Union
+from typing import Iterator, List, Union
 
 from torch import nn
 
 from .moa_attention import ATTENTION_KINDS, MixtureOfAttentionHeads
 from .moe_feed_forward import FEED_FORWARD_KINDS, MixtureOfFeedForwards
-from .routing import Routing
+from .routing import RecordedRouting, Recording
 
 ROUTED_KINDS = (*ATTENTION_KINDS, *FEED_FORWARD_KINDS)
 RoutedModule = Union[MixtureOfAttentionHeads, MixtureOfFeedForwards]
-
-
-class RecordedRouting(NamedTuple):
-    """A routing and where it came from.
-
-    Attributes:
-        name: the module's name in the model, `decoder.layers.0.encoder_attn`, say.
-        kind: which attention or feed-forward it is, one of `ROUTED_KINDS`.
-        position: its place among the model's modules of that kind, counted from 0.
-        routing: tensors of shape `[batch, length, ...]`, attached to the graph.
-    """
-
-    name: str
-    kind: str
-    position: int
-    routing: Routing
 
 
 @contextmanager
@@ -46,21 +30,18 @@ def record_routings(model: nn.Module) -> Iterator[List[RecordedRouting]]:
     """
     recorded: List[RecordedRouting] = []
 
-    def hook_for(name: str, kind: str, position: int) -> Callable[[nn.Module, Any, Routing], None]:
-        def hook(_: nn.Module, __: Any, routing: Routing) -> None:
-            recorded.append(RecordedRouting(name, kind, position, routing))
-
-        return hook
-
-    handles = [
-        module.router.register_forward_hook(hook_for(name, module.kind, position))
-        for name, position, module in routed_modules(model)
-    ]
+    found = list(routed_modules(model))
+    for name, position, module in found:
+        recording = Recording(recorded, name, module.kind, position)
+        module.router.recordings += (recording,)
     try:
         yield recorded
     finally:
-        for handle in handles:
-            handle.remove()
+        for _, _, module in found:
+            router = module.router
+            router.recordings = tuple(r for r in router.recordings if r.recorded is not recorded)
+            if not router.recordings:
+                del router.recordings  # back to the class's own
 
 
 def routed_modules(model: nn.Module) -> Iterator[tuple[str, int, RoutedModule]]:
@@ -70,8 +51,8 @@ def routed_modules(model: nn.Module) -> Iterator[tuple[str, int, RoutedModule]]:
         if isinstance(module, (MixtureOfAttentionHeads, MixtureOfFeedForwards)):
             position = seen.get(module.kind, 0)
             seen[module.kind] = position + 1
-            # Data-parallel wrappers put their own prefix before the model's names.
-            yield re.sub(r"^(module\.)+", "", name), position, module
+            # Data-parallel and compiled wrappers put their own prefix before the model's names.
+            yield re.sub(r"^((module|_orig_mod)\.)+", "", name), position, module
 
 
 def moa_attentions(model: nn.Module) -> Iterator[tuple[str, int, MixtureOfAttentionHeads]]:

@@ -5,7 +5,7 @@ Plain PyTorch. Equations are numbered as in the paper (arXiv 2210.05144, section
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import List, NamedTuple, Tuple
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +34,31 @@ class Routing(NamedTuple):
     gates: Tensor
 
 
+class RecordedRouting(NamedTuple):
+    """A routing and where it came from.
+
+    Attributes:
+        name: the module's name in the model, `decoder.layers.0.encoder_attn`, say.
+        kind: which attention or feed-forward it is.
+        position: its place among the model's modules of that kind, counted from 0.
+        routing: tensors of shape `[batch, length, ...]`, attached to the graph.
+    """
+
+    name: str
+    kind: str
+    position: int
+    routing: Routing
+
+
+class Recording(NamedTuple):
+    """Where a router leaves its routings: a list, and what stands beside each of them there."""
+
+    recorded: List[RecordedRouting]
+    name: str
+    kind: str
+    position: int
+
+
 class Router(nn.Module):
     """Scores E experts for every token and selects K of them (equations 1 and 4).
 
@@ -51,6 +76,10 @@ class Router(nn.Module):
         init_std: standard deviation of the initial weights. It must be positive, since equal
             weights send every token to the same K experts.
     """
+
+    # Only while someone records. Not forward hooks: a model that torch.compile has traced without
+    # them never calls them.
+    recordings: Tuple[Recording, ...] = ()
 
     def __init__(
         self,
@@ -90,7 +119,10 @@ class Router(nn.Module):
             sampled = self.sample_topk if self.training else 0
             indices = select_experts(probabilities, self.num_selected, sampled)
             gates = compute_gates(logits, probabilities, indices, self.gate_normalization)
-        return Routing(logits, probabilities, indices, gates)
+        routing = Routing(logits, probabilities, indices, gates)
+        for recorded, name, kind, position in self.recordings:
+            recorded.append(RecordedRouting(name, kind, position, routing))
+        return routing
 
     def extra_repr(self) -> str:
         embed_dim, num_experts = self.weight.shape

@@ -8,8 +8,8 @@ import numpy
 import pytest
 import torch
 
-from moa_fairseq.modules.moa_attention import ATTENTION_KINDS
-from moa_fairseq.modules.recording import record_routings
+from moa_fairseq.modules.moa_attention import ATTENTION_KINDS, MixtureOfAttentionHeads
+from moa_fairseq.modules.recording import record_routings, routed_modules
 
 from ..toy import toy_model, toy_sample, toy_task
 
@@ -139,3 +139,26 @@ def test_dropped_layers_leave_no_entry():
         assert places == sorted(places)
         counts.add(len(places))
     assert len(counts) > 1
+
+
+@pytest.mark.skipif(not hasattr(torch, "compile"), reason="needs torch 2.0")
+@pytest.mark.parametrize("experts", [2, 4], ids=["all experts", "two of four"])
+def test_a_compiled_attention_leaves_its_routings_too(experts):
+    model = torch.nn.ModuleDict({"attention": MixtureOfAttentionHeads(8, 2, experts, 4)})
+    # Without code generation: what is looked at is which Python code the compiler sees again.
+    compiled = torch.compile(model["attention"], backend="eager")
+    tokens = torch.randn(3, 2, 8)
+    compiled(tokens, tokens, tokens)  # traced before anyone records
+    for _ in range(2):
+        with record_routings(compiled) as recorded:
+            compiled(tokens, tokens, tokens)
+        with record_routings(model) as expected:
+            model["attention"](tokens, tokens, tokens)
+        assert [entry.kind for entry in recorded] == ["encoder-self"]
+        torch.testing.assert_close(recorded[0].routing.gates, expected[0].routing.gates)
+        assert recorded[0].routing.logits.requires_grad
+
+
+def test_names_are_the_models_own_when_it_is_compiled():
+    wrapped = torch.nn.ModuleDict({"_orig_mod": toy_model()})
+    assert next(routed_modules(wrapped))[0] == "encoder.layers.0.self_attn"
