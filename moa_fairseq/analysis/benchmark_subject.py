@@ -44,6 +44,7 @@ class Setting:
         length: mean length of a sentence in tokens; lengths differ by 2 at most.
         beam: hypotheses of a sentence in generation.
         module_batch, module_length: of the attention module that is measured alone.
+        compiled: put what is measured through `torch.compile` first.
     """
 
     device: str = "cpu"
@@ -54,6 +55,7 @@ class Setting:
     beam: int = 5
     module_batch: int = 64
     module_length: int = 30
+    compiled: bool = False
 
 
 class Subject:
@@ -75,7 +77,10 @@ class Subject:
         self.model = self.task.build_model(self.cfg.model)
         if not isinstance(self.model, TransformerModelBase):
             raise UsageError(f"--arch {words[1]} is not a translation Transformer")
+        if setting.compiled:
+            self.model.compile()  # in place: names of parameters stay
         self.trainer: Optional[Trainer] = None
+        self.attention: Any = None
 
     def sentences(self, number: int, seed: int = 1) -> Dict[str, Any]:
         """A batch of `number` sentence pairs, as fairseq collates it."""
@@ -140,7 +145,9 @@ class Subject:
     def module(self) -> Tuple[float, int]:
         """Forward and backward of one self-attention of the encoder; seconds and tokens."""
         setting = self.setting
-        attention = self._attention()
+        if self.attention is None:
+            self.attention = self._attention()
+        attention = self.attention
         width = attention.embed_dim
         generator = torch.Generator().manual_seed(1)
         shape = (setting.module_length, setting.module_batch, width)
@@ -189,7 +196,8 @@ class Subject:
     def _attention(self) -> Any:
         for layer in self.model.encoder.layers:
             if isinstance(layer.self_attn, (MixtureOfAttentionHeads, MultiheadAttention)):
-                return layer.self_attn.to(self.device, self._dtype()).train()
+                attention = layer.self_attn.to(self.device, self._dtype()).train()
+                return torch.compile(attention) if self.setting.compiled else attention
         raise UsageError("the encoder has no self-attention to measure")
 
     def _dtype(self) -> torch.dtype:

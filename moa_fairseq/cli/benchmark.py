@@ -68,6 +68,12 @@ def main(arguments: Optional[Sequence[str]] = None) -> None:
         parser.add_argument(
             f"--{name}", type=int, default=default, help=f"{text} (default: {default})"
         )
+    parser.add_argument(
+        "--compile",
+        action="store_true",
+        help="put models through torch.compile first; the first round, which does not count, then "
+        "takes minutes. Not with generate",
+    )
     parser.add_argument("--json", type=Path, help="write every round and all conditions here")
     args = parser.parse_args(arguments)
     for flag in ("repeats", "threads", "vocab_size", "tokens", "length", "beam", "module_batch"):
@@ -76,6 +82,10 @@ def main(arguments: Optional[Sequence[str]] = None) -> None:
             raise UsageError(f"--{flag.replace('_', '-')} {value}: it must be at least 1")
     if min(args.batch_sizes) < 1 or args.module_length < 1:
         raise UsageError("--batch-sizes and --module-length must be at least 1")
+    if args.compile and "generate" in args.measures:
+        raise UsageError("--compile: leave generate out of --measures; lengths change at each step")
+    if args.compile and not hasattr(torch, "compile"):
+        raise UsageError("--compile needs torch 2.0 or later; leave it out")
     check_device(args)
     if args.json is not None and not args.json.parent.is_dir():
         raise UsageError(f"--json {args.json}: its folder does not exist; make it first")
@@ -92,6 +102,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> None:
         beam=args.beam,
         module_batch=args.module_batch,
         module_length=args.module_length,
+        compiled=args.compile,
     )
     plan = Plan(
         models, tuple(args.measures), tuple(args.batch_sizes), args.repeats, args.threads, setting

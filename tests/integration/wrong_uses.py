@@ -38,6 +38,7 @@ BENCHMARK = rows(
     ("--models x='--encoder-layers 3'", "model 'x=", "NAME='--arch ARCH OPTIONS'"),
     ("--measures speed", "invalid choice: 'speed'", USAGE),
     ("--repeats 0", "--repeats 0", "at least 1"),
+    ("--compile", "--compile", "leave generate out of --measures"),
     ("--tokens -5", "--tokens -5", "at least 1"),
     ("--batch-sizes 8 0", "--batch-sizes", "at least 1"),
     ("--device cuda", "--device cuda: torch sees no GPU", "use --device cpu"),

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -158,3 +160,14 @@ def test_precisions_of_a_cpu():
     assert {parameter.dtype for parameter in subject.model.parameters()} == {torch.bfloat16}
     subject.module()
     subject.generate(2)
+
+
+def test_what_is_measured_is_compiled_where_that_is_wanted(monkeypatch):
+    compiled = []
+    monkeypatch.setattr(torch, "compile", lambda module: compiled.append(module) or module)
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda model: compiled.append(model))
+    for wanted in (False, True):
+        subject = Subject(MODELS["moa"], dataclasses.replace(SETTING, compiled=wanted))
+        for _ in range(2):
+            subject.module()
+    assert compiled == [subject.model, subject.model.encoder.layers[0].self_attn]
