@@ -54,7 +54,7 @@ class ImportanceOptions:
     max_tokens: int = 2048
     resamples: int = 1000
     bleu_experts: int = 0
-    bleu_sentences: int = 100
+    bleu_sentences: int = 200
     beam: int = 5
     lenpen: float = 1.0
     journal: Optional[Path] = None

@@ -98,7 +98,7 @@ def load_figure(results: Sequence[Any]) -> Any:
     styles = [
         {
             # The end of the scale is too pale on white.
-            "color": colormaps[LAYER_COLOURS](0.9 * layer / max(layers - 1, 1)),
+            "color": colormaps[LAYER_COLOURS](0.8 * layer / max(layers - 1, 1)),
             "marker": LAYER_MARKERS[layer % len(LAYER_MARKERS)],
             "linestyle": "none",
             "markersize": 4,

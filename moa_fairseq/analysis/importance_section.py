@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import Any, Dict, List, Sequence, Tuple
 
 import numpy as np
-from sacrebleu.metrics import BLEU
 
 from .importance import ExpertImportance, Importance, ImportanceOptions, measure_importance
 from .importance_figures import bleu_figure, change_figure, load_figure
 from .report_sections import ReportFigure, ReportSection, ReportTable
-from .resampling import spearman
+from .resampling import bleu_signature, spearman
 from .text_codec import TextCodec
 
 
@@ -112,7 +111,7 @@ def section_of(measured: Importance, options: ImportanceOptions, name: str) -> R
         paragraphs.append(
             f"BLEU on the first {measured.translated} of these sentences "
             f"(beam {options.beam}, detokenised, against the detokenised targets of the data; "
-            f"{BLEU().get_signature()}): {measured.bleu:.2f} for the whole model."
+            f"{bleu_signature()}): {measured.bleu:.2f} for the whole model."
         )
         tables.append(
             ReportTable(

@@ -90,6 +90,11 @@ def corpus_bleu(sums: np.ndarray) -> float:
     ).score
 
 
+def bleu_signature() -> str:
+    """What sacreBLEU says of how :func:`corpus_bleu` scores."""
+    return str(BLEU(references=[["one"]]).get_signature())
+
+
 def resampled_bleu(statistics: np.ndarray, counts: np.ndarray) -> np.ndarray:
     """Corpus BLEU of each resample, `[R]`, from `[n, 10]` and `[R, n]`."""
     return np.asarray([corpus_bleu(sums) for sums in counts @ statistics])

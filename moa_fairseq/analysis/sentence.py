@@ -1,4 +1,4 @@
-"""One sentence in a model: which experts each token uses, and what each of their heads attends to."""
+"""One sentence in a model: which experts each token uses, and what their heads attend to."""
 
 from __future__ import annotations
 
@@ -237,7 +237,8 @@ def _run(
             heads = module.heads_per_expert
             _, _, queries, width = weights[name].shape
             by_head = weights[name][:, 0].view(-1, heads, queries, width).permute(2, 0, 1, 3).cpu()
-            keys = source if kind in (ENCODER_SELF, CROSS) else previous
+            # With --cross-self-attention, a decoder's keys begin with the source.
+            keys = source if kind in (ENCODER_SELF, CROSS) else (*source, *previous)[-width:]
         views.append(
             ModuleView(
                 name,

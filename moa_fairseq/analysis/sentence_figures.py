@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import unicodedata
 from typing import Any, Dict, List, NamedTuple, Sequence, Set, Tuple
 
 import numpy as np
@@ -14,7 +13,7 @@ NOT_SELECTED = "#eeeeee"
 #: Points.
 FONT_SIZE = 7.5
 #: Inches: of a token's row or column, which a line of text must fit into, and around panels.
-CELL, GAP, TITLE = 0.155, 0.3, 0.25
+CELL, GAP, TITLE = 0.155, 0.2, 0.25
 #: Inches: pictures of attention are about as wide.
 WIDTH = 13.0
 LONGEST_LABEL = 14
@@ -87,7 +86,7 @@ def routing_figure(view: ModuleView, fonts: Fonts) -> Any:
     numbers = experts <= EXPERTS_WITH_NUMBERS
     width = experts * (0.4 if numbers else 0.24)
     labels = numbered(view.queries, fonts)
-    left, top, bottom, right = _longest(labels) + 0.3, 0.4, 0.65, 1.1
+    left, top, bottom, right = _longest(labels, fonts) + 0.3, 0.4, 0.65, 1.1
     size = (left + width + right, top + tokens * CELL * 1.1 + bottom)
     figure = Figure(figsize=size)
     panel = figure.add_axes(_box(size, left, bottom, width, size[1] - top - bottom))
@@ -100,8 +99,8 @@ def routing_figure(view: ModuleView, fonts: Fonts) -> Any:
         aspect="auto",
         interpolation="nearest",
     )
-    panel.set_xticks(range(0, experts))
-    panel.set_xticklabels(range(0, experts), fontsize=FONT_SIZE)
+    panel.set_xticks(range(experts))
+    panel.tick_params(axis="x", labelsize=FONT_SIZE)
     panel.set_yticks(range(tokens))
     panel.set_yticklabels(labels, **_text(fonts))
     panel.set_xlabel("expert", fontsize=FONT_SIZE + 1)
@@ -134,23 +133,23 @@ def attention_figure(view: ModuleView, fonts: Fonts) -> Any:
 
     assert view.weights is not None
     queries, keys = numbered(view.queries, fonts), numbered(view.keys, fonts)
-    left, below = _longest(queries) + 0.1, _longest(keys) + 0.1
+    left, below = _longest(queries, fonts) + 0.1, _longest(keys, fonts) + 0.1
     maps = _maps(view)
     # Short sentences: a title must fit too.
-    width = max(len(keys) * CELL, _longest([title for title, _, _ in maps]) - left)
+    width = max(
+        len(keys) * CELL, _longest([title for title, _, _ in maps], fonts, bold=True) - left
+    )
     heights = [TITLE + len(rows) * CELL + below + GAP for _, rows, _ in maps]
     columns = max(1, min(len(maps), int((WIDTH + GAP) / (left + width + GAP))))
-    filled = [0.0] * columns
-    places = []
-    for height in heights:
-        column = filled.index(min(filled))
-        places.append((column, filled[column]))
-        filled[column] += height
+    # Maps side by side begin at the same height, so that an expert is found by its number.
+    rows_of_maps = [heights[first : first + columns] for first in range(0, len(maps), columns)]
+    depths = np.concatenate(([0.0], np.cumsum([max(row) for row in rows_of_maps])))
+    places = [(number % columns, depths[number // columns]) for number in range(len(maps))]
     top = 0.8
     title = f"{view.label}: attention of each expert that the sentence uses"
     size = (
         max(columns * (left + width + GAP) + GAP, 0.09 * len(title) + 0.4),
-        top + max(filled) + 0.1,
+        top + depths[-1] + 0.1,
     )
     figure = Figure(figsize=size)
     figure.text(
@@ -170,7 +169,7 @@ def attention_figure(view: ModuleView, fonts: Fonts) -> Any:
             (x - left) / size[0],
             (y + len(rows) * CELL + 0.05) / size[1],
             name,
-            fontsize=FONT_SIZE + 0.5,
+            fontsize=FONT_SIZE,
             fontweight="bold",
         )
     bar = figure.add_axes(_box(size, GAP + 1.35, size[1] - 0.5, 1.8, 0.1))
@@ -218,14 +217,16 @@ def _text(fonts: Fonts) -> Dict[str, Any]:
     return {"fontsize": FONT_SIZE, "fontfamily": list(fonts.families), "parse_math": False}
 
 
-def _longest(labels: Sequence[str]) -> float:
-    """Inches that the longest of some labels takes at most, as wide characters are counted."""
-    return max(
-        sum(
-            1.05 if unicodedata.east_asian_width(character) in "WF" else 0.68 for character in label
-        )
-        for label in labels
-    ) * (FONT_SIZE / 72)
+def _longest(labels: Sequence[str], fonts: Fonts, bold: bool = False) -> float:
+    """Inches that the longest of some labels takes."""
+    from matplotlib.font_manager import FontProperties
+    from matplotlib.textpath import TextToPath
+
+    properties = FontProperties(
+        family=list(fonts.families), size=FONT_SIZE, weight="bold" if bold else "normal"
+    )
+    measure = TextToPath().get_text_width_height_descent
+    return max(measure(label, properties, False)[0] for label in labels) / 72
 
 
 def _box(
