@@ -37,7 +37,7 @@ def change_figure(results: Sequence[Any]) -> Any:
             if result.loss.excludes_zero:
                 marked.append((result.expert, row))
     cells = max(0.27 * experts, 3.0)
-    figure = Figure(figsize=(cells + 5.2, 0.33 * len(labels) + 1.7), layout="constrained")
+    figure = Figure(figsize=(cells + 5.4, max(0.33 * len(labels) + 1.7, 3.2)), layout="constrained")
     heat, bars = figure.subplots(1, 2, sharey=True, gridspec_kw={"width_ratios": (cells, 2.6)})
     largest = float(np.nanmax(np.abs(values))) or 1.0
     image = heat.imshow(
@@ -55,7 +55,7 @@ def change_figure(results: Sequence[Any]) -> Any:
     heat.set_xlabel("expert (dot: 95 % interval without 0)")
     heat.set_title("one expert masked", fontsize="medium")
     bar = figure.colorbar(image, ax=heat, location="left", pad=0.02)
-    bar.set_label("change of loss, nats per token (root scale)")
+    bar.set_label("change of loss,\nnats per token (root scale)")
     ticks = [sign * largest * part for sign in (-1, 1) for part in (1, 0.5, 0.2, 0.05)]
     bar.set_ticks([0, *ticks], labels=[f"{tick:.2g}" for tick in (0, *ticks)])
     bar.ax.minorticks_off()

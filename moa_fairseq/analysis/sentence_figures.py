@@ -10,6 +10,8 @@ from .sentence import ModuleView
 
 COLOURS = "viridis"
 NOT_SELECTED = "#eeeeee"
+#: matplotlib's font that has a box for every character.
+PLACEHOLDERS = "Last Resort"
 #: Points.
 FONT_SIZE = 7.5
 #: Inches: of a token's row or column, which a line of text must fit into, and around panels.
@@ -44,6 +46,8 @@ def fonts_for(text: str) -> Fonts:
     for entry in sorted(font_manager.fontManager.ttflist, key=lambda entry: entry.fname):
         if not missing:
             break
+        if entry.name.startswith(PLACEHOLDERS):
+            continue
         left = _lacking(entry.fname, missing)
         if len(left) < len(missing):
             families.append(entry.name)
@@ -200,9 +204,7 @@ def _maps(view: ModuleView) -> List[Tuple[str, List[int], np.ndarray]]:
 def _colours() -> Any:
     from matplotlib import colormaps
 
-    colours = colormaps[COLOURS].copy()
-    colours.set_bad(NOT_SELECTED)
-    return colours
+    return colormaps[COLOURS].with_extremes(bad=NOT_SELECTED)
 
 
 def _lines_between(panel: Any, rows: int, columns: int) -> None:
