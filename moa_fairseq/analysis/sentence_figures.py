@@ -133,6 +133,7 @@ def attention_figure(view: ModuleView, fonts: Fonts) -> Any:
         a `matplotlib.figure.Figure`.
     """
     from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import PowerNorm
     from matplotlib.figure import Figure
 
     assert view.weights is not None
@@ -156,6 +157,8 @@ def attention_figure(view: ModuleView, fonts: Fonts) -> Any:
         top + depths[-1] + 0.1,
     )
     figure = Figure(figsize=size)
+    # Most weights are small, and far from each other as shares of what a head sees.
+    norm = PowerNorm(0.5, 0, 1)
     figure.text(
         *(GAP / size[0], 1 - 0.22 / size[1], title), fontsize=FONT_SIZE + 2, ha="left", va="center"
     )
@@ -163,7 +166,7 @@ def attention_figure(view: ModuleView, fonts: Fonts) -> Any:
         x = GAP + column * (left + width + GAP) + left
         y = size[1] - top - depth - TITLE - len(rows) * CELL
         panel = figure.add_axes(_box(size, x, y, len(keys) * CELL, len(rows) * CELL))
-        panel.imshow(weights, cmap=COLOURS, vmin=0, vmax=1, aspect="auto", interpolation="nearest")
+        panel.imshow(weights, cmap=COLOURS, norm=norm, aspect="auto", interpolation="nearest")
         panel.set_xticks(range(len(keys)))
         panel.set_xticklabels(keys, rotation=90, **_text(fonts))
         panel.set_yticks(range(len(rows)))
@@ -176,11 +179,14 @@ def attention_figure(view: ModuleView, fonts: Fonts) -> Any:
             fontsize=FONT_SIZE,
             fontweight="bold",
         )
-    bar = figure.add_axes(_box(size, GAP + 1.35, size[1] - 0.5, 1.8, 0.1))
-    figure.colorbar(ScalarMappable(cmap=COLOURS), cax=bar, orientation="horizontal")
+    bar = figure.add_axes(_box(size, GAP + 1.7, size[1] - 0.5, 1.8, 0.1))
+    figure.colorbar(ScalarMappable(norm, COLOURS), cax=bar, orientation="horizontal")
+    bar.set_xticks([0, 0.05, 0.2, 0.5, 1], ["0", "0.05", "0.2", "0.5", "1"])
     bar.tick_params(labelsize=FONT_SIZE, length=2, pad=1)
     figure.text(
-        *(GAP / size[0], 1 - 0.45 / size[1], "weight of a key"), fontsize=FONT_SIZE, va="center"
+        *(GAP / size[0], 1 - 0.45 / size[1], "weight of a key (root scale)"),
+        fontsize=FONT_SIZE,
+        va="center",
     )
     return figure
 

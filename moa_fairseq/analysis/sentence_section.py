@@ -72,7 +72,8 @@ def _attention(name: str, module: ModuleView, fonts: Fonts) -> ReportFigure:
     return ReportFigure(
         f"{name}-attention-{_stem(module)}",
         f"{module.label} ({module.name}): one map for each head that the sentence uses. Rows: the "
-        "tokens that selected it; columns: the tokens that they can attend to.",
+        "tokens that selected it; columns: the keys, whose "
+        "weights sum to 1 in each row; the scale is that of square roots.",
         f"Attention maps of the experts of {module.name} that this sentence uses.",
         attention_figure(module, fonts),
     )

@@ -268,6 +268,8 @@ def numbers(section):
 def test_a_run_that_was_cut_short_goes_on_to_the_same_result(
     task, model, checkpoint, tmp_path, cut
 ):
+    pytest.importorskip("matplotlib")
+
     def run(name):
         changed = options(journal=tmp_path / name, bleu_experts=1, bleu_sentences=2, beam=1)
         return importance_section(model, task, checkpoint, changed, TextCodec())
@@ -378,6 +380,7 @@ def test_a_model_without_experts_is_refused(task, checkpoint):
 
 
 def test_numbers_tables_and_pictures_say_the_same(task, model, checkpoint):
+    pytest.importorskip("matplotlib")
     section = importance_section(model, task, checkpoint, options(), TextCodec(), name="left")
     by_place = {
         (f"{result['kind']} {result['position']}", result["expert"]): result
@@ -413,6 +416,7 @@ class Result:
 
 @pytest.mark.parametrize("layers, experts", [(4, 32), (1, 4)])
 def test_no_text_of_the_pictures_overlaps(layers, experts):
+    pytest.importorskip("matplotlib")
     results = [
         Result(kind, position, expert)
         for kind in ("encoder-self", "decoder-self", "cross")

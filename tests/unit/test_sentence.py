@@ -170,11 +170,13 @@ def test_modules_of_maps(task, model, maps, names):
     ],
 )
 def test_what_cannot_be_shown_is_refused(task, model, options, message):
+    pytest.importorskip("matplotlib")
     with pytest.raises(UsageError, match=message):
         sentence_section(model, task, SentenceOptions(**options), TextCodec())
 
 
 def test_tables_numbers_and_pictures_say_the_same(task, model):
+    pytest.importorskip("matplotlib")
     options = SentenceOptions(SOURCE, TARGET)
     section = sentence_section(model, task, options, TextCodec(), name="one")
     numbers = json.loads(json.dumps(section.numbers))
@@ -230,6 +232,7 @@ def check_maps(figure, module):
 @pytest.mark.parametrize("length, experts", [(4, 32), (39, 8)])
 def test_no_text_of_the_pictures_overlaps(task, length, experts):
     """With words of wide letters, too long for a label, and of other scripts."""
+    pytest.importorskip("matplotlib")
     words = ("▁WWWWWWWWWWWWWWWWWW", "Übergrößenträger", "$x_1$", "и", "▁m")
     for word in words:
         task.source_dictionary.add_symbol(word)
@@ -244,6 +247,7 @@ def test_no_text_of_the_pictures_overlaps(task, length, experts):
 
 
 def test_a_token_that_no_font_has_is_its_place():
+    pytest.importorskip("matplotlib")
     fonts = fonts_for("a → \U000f0000")
     assert fonts.missing == {"\U000f0000"}
     assert numbered(["a", "b\U000f0000", "a → b\U000f0000", "a" * 15], fonts) == [
@@ -255,6 +259,7 @@ def test_a_token_that_no_font_has_is_its_place():
 
 
 def test_a_section_says_which_characters_have_no_font(task, caplog):
+    pytest.importorskip("matplotlib")
     task.source_dictionary.add_symbol("\U000f0000")
     section = sentence_section(
         toy_model(task, max_target_positions=12),
