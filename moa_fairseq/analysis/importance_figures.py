@@ -56,8 +56,8 @@ def change_figure(results: Sequence[Any]) -> Any:
     heat.set_title("one expert masked", fontsize="medium")
     bar = figure.colorbar(image, ax=heat, location="left", pad=0.02)
     bar.set_label("change of loss,\nnats per token (root scale)")
-    ticks = [sign * largest * part for sign in (-1, 1) for part in (1, 0.5, 0.2, 0.05)]
-    bar.set_ticks([0, *ticks], labels=[f"{tick:.2g}" for tick in (0, *ticks)])
+    ticks = _ticks(-largest, largest)
+    bar.set_ticks(ticks, labels=[f"{tick:.2g}" for tick in ticks])
     bar.ax.minorticks_off()
     rows = np.arange(len(labels))
     changes = np.array([estimate.value for estimate in whole])
@@ -77,6 +77,13 @@ def _signed_root(values: Any) -> Any:
 
 def _signed_square(values: Any) -> Any:
     return np.sign(values) * np.square(values)
+
+
+def _ticks(low: float, high: float) -> List[float]:
+    """Ticks of a root scale that lie well apart."""
+    largest = max(abs(low), abs(high))
+    ticks = [sign * largest * part for sign in (-1, 1) for part in (1, 0.5, 0.2, 0.05)]
+    return [0.0, *(tick for tick in ticks if low <= tick <= high)]
 
 
 def load_figure(results: Sequence[Any]) -> Any:
@@ -112,10 +119,15 @@ def load_figure(results: Sequence[Any]) -> Any:
             if result.kind == kind:
                 panel.plot(100 * result.gate_share, result.loss.value, **styles[result.position])
         panel.axhline(0, color="black", linewidth=0.8)
+        changes = [result.loss.value for result in single if result.kind == kind]
+        # As in the other picture: one expert may matter much more than all others.
+        panel.set_yscale("function", functions=(_signed_root, _signed_square))
+        ticks = _ticks(min(*changes, 0.0), max(*changes, 0.0))
+        panel.set_yticks(ticks, [f"{tick:.2g}" for tick in ticks])
         panel.set_title(kind, fontsize="medium")
         panel.set_xlabel("share of the module's gates, %")
         panel.grid(alpha=0.3)
-    panels[0].set_ylabel("change of loss when masked,\nnats per token")
+    panels[0].set_ylabel("change of loss when masked,\nnats per token (root scale)")
     handles = [
         Line2D([], [], label=f"layer {layer}", **style) for layer, style in enumerate(styles)
     ]

@@ -7,8 +7,9 @@ import math
 import pytest
 import torch
 from fairseq.criterions.label_smoothed_cross_entropy import LabelSmoothedCrossEntropyCriterion
-from fairseq.data import FairseqDataset, data_utils
+from fairseq.data.indexed_dataset import make_builder
 from fairseq.models import FairseqEncoderModel
+from fairseq.tasks.masked_lm import MaskedLMConfig, MaskedLMTask
 from sacrebleu.metrics import BLEU
 from torch import nn
 
@@ -27,7 +28,7 @@ from moa_fairseq.errors import UsageError
 from moa_fairseq.modules.recording import routed_modules
 
 from ..figures import overlapping_texts
-from ..toy import toy_model
+from ..toy import toy_model, toy_task
 from ..translation import random_sentences, translation_task, with_data
 
 LENGTHS = [3, 7, 4, 2, 6, 5, 8, 3]
@@ -167,65 +168,56 @@ class MaskedModel(FairseqEncoderModel):
         return 1024
 
 
-class MaskedData(FairseqDataset):
-    """What is used of a masked language modelling dataset: every third token is a target."""
-
-    def __init__(self, sentences, pad):
-        self.sentences, self.pad = sentences, pad
-
-    def __len__(self):
-        return len(self.sentences)
-
-    def __getitem__(self, index):
-        return index
-
-    def num_tokens(self, index):
-        return len(self.sentences[index])
-
-    def ordered_indices(self):
-        return torch.arange(len(self)).numpy()
-
-    def filter_indices_by_size(self, indices, _):
-        return indices, []
-
-    def set_epoch(self, epoch):
-        assert epoch == 1
-
-    def collater(self, indices):
-        tokens = data_utils.collate_tokens([self.sentences[index] for index in indices], self.pad)
-        target = torch.full_like(tokens, self.pad)
-        target[:, ::3] = tokens[:, ::3]
-        return {
-            "id": torch.tensor(indices),
-            "net_input": {"src_tokens": tokens, "src_lengths": tokens.ne(self.pad).sum(1)},
-            "target": target,
-        }
+def masked_lm(folder):
+    """fairseq's task with data in `folder`, and a model for it."""
+    dictionary = toy_task().source_dictionary
+    dictionary.save(str(folder / "dict.txt"))
+    builder = make_builder(str(folder / "test.bin"), "mmap", vocab_size=len(dictionary))
+    for sentence in random_sentences(dictionary, LENGTHS, seed=3):
+        builder.add_item(sentence)
+    builder.finalize(str(folder / "test.idx"))
+    config = MaskedLMConfig(
+        data=str(folder), sample_break_mode="complete", tokens_per_sample=12, seed=1, mask_prob=0.4
+    )
+    task = MaskedLMTask.setup_task(config)
+    task.load_dataset("test")
+    return MaskedModel(toy_model(task).encoder, len(task.source_dictionary)).eval(), task
 
 
-def masked_lm(task):
-    model = MaskedModel(toy_model(task).encoder, len(task.source_dictionary)).eval()
-    pad = task.source_dictionary.pad()
-    data = MaskedData(random_sentences(task.source_dictionary, LENGTHS, seed=3), pad)
-    task.datasets["masked"] = data
-    return model, data
-
-
-def test_only_masked_tokens_count_in_masked_language_modelling(task):
-    model, data = masked_lm(task)
-    subject = Subject(model, task, "masked", list(range(8)), max_tokens=24)
-    for index, sentence in enumerate(data.sentences):
-        logits, _ = model(sentence[None])
+def test_only_masked_tokens_count_in_masked_language_modelling(tmp_path):
+    model, task = masked_lm(tmp_path)
+    count = len(task.dataset("test"))
+    subject = Subject(model, task, "test", range(count), max_tokens=24)
+    pad, mask = task.source_dictionary.pad(), task.mask_idx
+    masks = 0
+    for index in range(count):
+        sample = task.dataset("test").collater([task.dataset("test")[index]])
+        tokens, target = sample["net_input"]["src_tokens"], sample["target"][0]
+        logits, _ = model(tokens)
         losses = [
-            float(torch.logsumexp(logits[0, place], 0) - logits[0, place, sentence[place]])
-            for place in range(0, len(sentence), 3)
+            float(torch.logsumexp(logits[0, place], 0) - logits[0, place, target[place]])
+            for place in range(len(target))
+            if target[place] != pad
         ]
+        masks += int((tokens == mask).sum())
         assert subject.tokens[index] == len(losses)
         assert subject.losses[index] == pytest.approx(sum(losses), abs=1e-4)
+    assert masks >= count > 3
 
 
-def test_importance_of_an_encoder_only_model(task, checkpoint):
-    model, _ = masked_lm(task)
-    measured = measure_importance(model, task, checkpoint, options(subset="masked"), TextCodec())
+def test_masks_are_the_same_in_every_run(tmp_path):
+    digests = set()
+    for run in range(2):
+        (tmp_path / str(run)).mkdir()
+        model, task = masked_lm(tmp_path / str(run))
+        task.dataset("test").set_epoch(1 + 6 * run)  # which the masks follow
+        digests.add(Subject(model, task, "test", range(4), max_tokens=24).digest)
+    assert len(digests) == 1
+
+
+def test_importance_of_an_encoder_only_model(checkpoint, tmp_path):
+    model, task = masked_lm(tmp_path)
+    measured = measure_importance(model, task, checkpoint, options(), TextCodec())
     assert [result.label for result in measured.results] == ["encoder-self 0"] * 5 + [
         "encoder-self 1"
     ] * 5
@@ -233,9 +225,7 @@ def test_importance_of_an_encoder_only_model(task, checkpoint):
         result.loss.low <= result.loss.value <= result.loss.high for result in measured.results
     )
     with pytest.raises(UsageError, match="--importance-bleu-experts 2: this model does not trans"):
-        measure_importance(
-            model, task, checkpoint, options(subset="masked", bleu_experts=2), TextCodec()
-        )
+        measure_importance(model, task, checkpoint, options(bleu_experts=2), TextCodec())
 
 
 def test_the_sample_is_seeded_and_leaves_out_what_does_not_fit(task):

@@ -119,9 +119,9 @@ def test_keys_of_cross_self_attention_begin_with_the_source(task):
         assert module.weights.shape[-1] == len(module.keys)
 
 
-def test_an_encoder_only_model_has_masks_and_no_target(task):
-    model, _ = masked_lm(task)
-    mask = task.source_dictionary.add_symbol("<mask>")
+def test_an_encoder_only_model_has_masks_and_no_target(tmp_path):
+    model, task = masked_lm(tmp_path)
+    mask = task.mask_idx
     tokens = encode_with_masks("w1 <mask> w2<mask>", task, TextCodec(bpe=SplitWords()))
     dictionary = task.source_dictionary
     unknown = dictionary.unk()
