@@ -187,6 +187,7 @@ class MixtureOfAttentionHeads(nn.Module):
 
         tokens = query.transpose(0, 1)  # [batch, T, d]
         routing = self.router(tokens)
+        self.router.record(routing)
         gates = routing.gates
         if query_padding_mask is not None:
             gates = gates.masked_fill(query_padding_mask.unsqueeze(-1), 0.0)

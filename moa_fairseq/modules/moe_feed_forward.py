@@ -115,6 +115,7 @@ class MixtureOfFeedForwards(nn.Module):
         length, batch, embed_dim = tokens.shape
         padding = _padding.get()
         routing = self.router(tokens.transpose(0, 1))  # of [batch, T, d], as recorded
+        self.router.record(routing)
         gates = routing.gates
         if padding is not None:
             padding = padding.bool()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from contextlib import contextmanager
-from typing import Iterator, List, Union
+from typing import Any, Callable, Iterator, List, NamedTuple, Union
 
-from torch import nn
+from torch import Tensor, nn
 
 from .moa_attention import ATTENTION_KINDS, MixtureOfAttentionHeads
 from .moe_feed_forward import FEED_FORWARD_KINDS, MixtureOfFeedForwards
@@ -14,6 +14,20 @@ from .routing import RecordedRouting, Recording
 
 ROUTED_KINDS = (*ATTENTION_KINDS, *FEED_FORWARD_KINDS)
 RoutedModule = Union[MixtureOfAttentionHeads, MixtureOfFeedForwards]
+
+
+class RecordedHeadWeights(NamedTuple):
+    """Attention weights and where they came from.
+
+    Attributes:
+        name, kind, position: as in :class:`RecordedRouting`.
+        weights: `[K·H, batch, T, S]` float32, heads in the order of the module's routing.
+    """
+
+    name: str
+    kind: str
+    position: int
+    weights: Tensor
 
 
 @contextmanager
@@ -42,6 +56,47 @@ def record_routings(model: nn.Module) -> Iterator[List[RecordedRouting]]:
             router.recordings = tuple(r for r in router.recordings if r.recorded is not recorded)
             if not router.recordings:
                 del router.recordings  # back to the class's own
+
+
+@contextmanager
+def record_head_weights(model: nn.Module) -> Iterator[List[RecordedHeadWeights]]:
+    """Collect the weights of every head of the MoA attentions that run inside the `with` block.
+
+    The model computes and returns what it would without the block.
+
+    Yields:
+        a list that grows with each forward pass, in the order in which attentions ran.
+    """
+    recorded: List[RecordedHeadWeights] = []
+
+    def recorder(
+        name: str, position: int, attention: MixtureOfAttentionHeads
+    ) -> Callable[..., Any]:
+        original = attention.forward
+
+        def forward(
+            *args: Any, need_weights: bool = True, need_head_weights: bool = False, **kwargs: Any
+        ) -> Any:
+            kwargs["need_head_weights"] = True
+            output, weights = original(*args, **kwargs)
+            assert weights is not None
+            recorded.append(RecordedHeadWeights(name, attention.kind, position, weights))
+            if need_head_weights:
+                return output, weights
+            return output, weights.mean(dim=0) if need_weights else None
+
+        return forward
+
+    attentions = list(moa_attentions(model))
+    # fairseq's layers do not ask for the weights of heads, and hooks of torch before 2.0 do not
+    # see named arguments.
+    for name, position, attention in attentions:
+        vars(attention)["forward"] = recorder(name, position, attention)
+    try:
+        yield recorded
+    finally:
+        for _, _, attention in attentions:
+            del vars(attention)["forward"]
 
 
 def routed_modules(model: nn.Module) -> Iterator[tuple[str, int, RoutedModule]]:

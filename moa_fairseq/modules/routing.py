@@ -119,10 +119,12 @@ class Router(nn.Module):
             sampled = self.sample_topk if self.training else 0
             indices = select_experts(probabilities, self.num_selected, sampled)
             gates = compute_gates(logits, probabilities, indices, self.gate_normalization)
-        routing = Routing(logits, probabilities, indices, gates)
+        return Routing(logits, probabilities, indices, gates)
+
+    def record(self, routing: Routing) -> None:
+        """Leave a routing that is used with whoever records."""
         for recorded, name, kind, position in self.recordings:
             recorded.append(RecordedRouting(name, kind, position, routing))
-        return routing
 
     def extra_repr(self) -> str:
         embed_dim, num_experts = self.weight.shape

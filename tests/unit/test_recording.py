@@ -9,8 +9,14 @@ import pytest
 import torch
 
 from moa_fairseq.modules.moa_attention import ATTENTION_KINDS, MixtureOfAttentionHeads
-from moa_fairseq.modules.recording import record_routings, routed_modules
+from moa_fairseq.modules.recording import (
+    moa_attentions,
+    record_head_weights,
+    record_routings,
+    routed_modules,
+)
 
+from ..slow_attention import slow_attention
 from ..toy import toy_model, toy_sample, toy_task
 
 
@@ -162,3 +168,76 @@ def test_a_compiled_attention_leaves_its_routings_too(experts):
 def test_names_are_the_models_own_when_it_is_compiled():
     wrapped = torch.nn.ModuleDict({"_orig_mod": toy_model()})
     assert next(routed_modules(wrapped))[0] == "encoder.layers.0.self_attn"
+
+
+def slow_weights_of(model, sample):
+    """Weights of every attention by the slow way, from what went into it."""
+    calls = {}
+    for name, _, module in moa_attentions(model):
+
+        def forward(*args, original=module.forward, name=name, **kwargs):
+            calls[name] = kwargs
+            return original(*args, **kwargs)
+
+        vars(module)["forward"] = forward
+    with record_routings(model) as routings, torch.no_grad():
+        model(**sample["net_input"])
+    expected = {}
+    for entry in routings:
+        module, given = model.get_submodule(entry.name), calls[entry.name]
+        del vars(module)["forward"]
+        query, key = given["query"], given["key"]
+        length, batch, _ = query.shape
+        padding = given["key_padding_mask"]
+        none = torch.zeros(batch, len(key), dtype=torch.bool)
+        padding = none if padding is None else padding
+        own = torch.zeros(batch, length, dtype=torch.bool) if entry.kind == "cross" else padding
+        mask = given.get("attn_mask")
+        hidden = torch.zeros(length, len(key)).bool() if mask is None else mask < 0
+        _, expected[entry.name] = slow_attention(
+            module, query, key, entry.routing, own, padding, hidden
+        )
+    return expected
+
+
+@pytest.mark.parametrize("heads", [1, 2])
+def test_head_weights_are_those_of_the_slow_attention(heads):
+    task = toy_task()
+    model = toy_model(task, heads_per_expert=heads).eval()
+    sample = toy_sample(task, [3, 5], [4, 2])
+    with record_head_weights(model) as recorded, torch.no_grad():
+        model(**sample["net_input"])
+    expected = slow_weights_of(model, sample)
+    assert [entry.name for entry in recorded] == [name for name, _, _ in moa_attentions(model)]
+    target = sample["net_input"]["prev_output_tokens"]
+    for entry in recorded:
+        real = sample["net_input"]["src_tokens"].ne(1) if "enc" in entry.kind else target.ne(1)
+        assert real.any()
+        for sentence, token in real.nonzero().tolist():
+            torch.testing.assert_close(
+                entry.weights[:, sentence, token].double(),
+                expected[entry.name][:, sentence, token],
+                rtol=1e-5,
+                atol=1e-6,
+            )
+
+
+def test_recording_head_weights_changes_nothing_and_ends():
+    task = toy_task()
+    model = toy_model(task).eval()
+    sample = toy_sample(task, [3, 5], [4, 2])
+    before, extra = model(**sample["net_input"])
+    attention = model.decoder.layers[0].encoder_attn
+    x = torch.randn(4, 2, 16)
+    plain = [attention(x, x, x, need_weights=need, need_head_weights=need) for need in (0, 1)]
+    with record_head_weights(model) as recorded:
+        during, extra_during = model(**sample["net_input"])
+        inside = [attention(x, x, x, need_weights=need, need_head_weights=need) for need in (0, 1)]
+    assert torch.equal(before, during)
+    torch.testing.assert_close(extra["attn"][0], extra_during["attn"][0])
+    assert plain[0][1] is None and inside[0][1] is None
+    assert torch.equal(plain[1][1], inside[1][1])
+    count = len(recorded)
+    model(**sample["net_input"])
+    assert len(recorded) == count == 8
+    assert "forward" not in vars(attention)
