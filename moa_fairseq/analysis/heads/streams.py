@@ -131,6 +131,4 @@ def read_batch(stream: TokenStream, tokens: Tensor) -> StreamBatch:
     last = order == real.sum(1)[sentences]
     positions[last & (order > 1) & flat.eq(dictionary.eos())] = len(POSITION_EDGES)
     words = group_words(flat, sentences, stream.spelling, stream.words)
-    return StreamBatch(
-        real, flat, sentences, positions, stream.frequency[flat], words, len(tokens)
-    )
+    return StreamBatch(real, flat, sentences, positions, stream.frequency[flat], words, len(tokens))

@@ -74,10 +74,7 @@ def spelling(dictionary: Any, post_process: Optional[str]) -> Spelling:
         following = torch.tensor([text.endswith(CONTINUES) for text in symbols]) & ~special
     if way != NONE:
         opaque = torch.tensor(
-            [
-                index == dictionary.unk() or text == "<mask>"
-                for index, text in enumerate(symbols)
-            ]
+            [index == dictionary.unk() or text == "<mask>" for index, text in enumerate(symbols)]
         )
     return Spelling(symbols, previous, following, special, opaque)
 
