@@ -9,7 +9,7 @@ from ..report_sections import ReportSection, ReportTable
 from .place_section import preferred, strongest
 from .structure_section import agreements, strongest_pair, together
 from .surveyed import FREQUENCY, PIECE, POSITION, WORD, Surveyed, finite, relative_load, slug
-from .token_section import decided, favourites, largest_random, specialisations
+from .token_section import decided, differences, favourites, largest_random
 
 #: Words that a card names.
 WORDS_OF_CARD = 6
@@ -31,9 +31,9 @@ def card_section(models: Sequence[Surveyed]) -> ReportSection:
             "Open a module and read a row to learn one head's role: how much it is used, for which "
             "words, where in the sentence and with whom. Words are those with the highest PMI "
             "(bits after each; the number of tokens in brackets). “Differs by” is how much the "
-            "words of the expert differ from all words, in bits, beside the largest such value of "
-            "the random router in the same module: an expert below that is no more of a "
-            "specialist than chance makes one.",
+            "words of the expert differ from all words, in bits; beside the module's name stands "
+            "how much those of a random router do. Its rarely used experts differ most, as rare "
+            "experts always do; the mean is weighted by load.",
         ),
         (),
         tuple(tables),
@@ -45,9 +45,7 @@ def _card_table(models: Sequence[Surveyed], model: Surveyed, name: str) -> Repor
     totals = model.survey.trained[name]
     load = relative_load(totals)
     words = favourites(model, name, WORD, WORDS_OF_CARD)
-    differs = specialisations(model, name, WORD, model.survey.trained)
-    random = specialisations(model, name, WORD, model.survey.random)
-    chance = finite(random[random.isfinite()].max(), 2) if bool(random.isfinite().any()) else None
+    differs = differences(model, name, WORD)
     places, counts = preferred(POSITION, model, name), preferred(FREQUENCY, model, name)
     partners = together(totals).nan_to_num(nan=-math.inf)
     rows = []
@@ -59,8 +57,7 @@ def _card_table(models: Sequence[Surveyed], model: Surveyed, name: str) -> Repor
             (
                 expert,
                 f"{float(load.value[expert]):.2f}" + (f" ± {interval:.2f}" if interval else ""),
-                finite(differs[expert], 2),
-                chance,
+                finite(differs.experts[expert], 2),
                 ", ".join(
                     f"{text} {bits:.1f} ({count:,})" for text, bits, count, _ in words[expert]
                 ),
@@ -70,7 +67,7 @@ def _card_table(models: Sequence[Surveyed], model: Surveyed, name: str) -> Repor
             )
         )
     header = (
-        *("expert", "load (1: uniform)", "differs by, bits", "random router's largest"),
+        *("expert", "load (1: uniform)", "differs by, bits"),
         *("words, PMI (tokens)", "position, PMI", "training count, PMI", "most often with"),
     )
     mark = "" if len(models) == 1 else f"{slug(model.name)}_"
@@ -78,7 +75,8 @@ def _card_table(models: Sequence[Surveyed], model: Surveyed, name: str) -> Repor
     title = f"{of}{model.label(name)} ({name}), K = {totals.num_selected} of E = "
     return ReportTable(
         f"experts_{mark}{slug(model.label(name))}",
-        f"{title}{totals.num_experts}.",
+        f"{title}{totals.num_experts}; experts of the random router differ by "
+        f"{differs.random_mean:.2f} bits on average, {differs.random_largest:.2f} at most.",
         header,
         rows,
         shown=len(rows),
@@ -172,36 +170,35 @@ def _on_words(model: Surveyed) -> Tuple[str, Dict[str, Any]]:
     found = []
     above = compared = 0
     for name in model.modules():
-        totals = model.survey.trained[name]
-        trained = specialisations(model, name, WORD, model.survey.trained)
-        random = specialisations(model, name, WORD, model.survey.random)
-        chance = float(random[random.isfinite()].max()) if bool(random.isfinite().any()) else 0.0
-        load = relative_load(totals).value
-        for expert, value in enumerate(trained.tolist()):
-            # A hardly used expert differs from the rest by chance.
-            if math.isfinite(value) and float(load[expert]) >= 0.1:
+        differs = differences(model, name, WORD)
+        for expert, value in enumerate(differs.experts.tolist()):
+            if math.isfinite(value):
                 compared += 1
-                above += value > chance
-                found.append((value - chance, value, chance, name, expert))
+                above += value > differs.random_largest
+                found.append((value, name, expert, differs))
     if not found:
         return "No word has tokens enough to say what experts prefer.", {}
-    _, value, chance, name, expert = max(found)
+    value, name, expert, differs = max(found, key=lambda each: each[0])
     words = favourites(model, name, WORD, WORDS_OF_CARD)[expert]
     listed = ", ".join(
-        f"“{word.text}” ({word.bits:.1f} bits, {word.count:,} tokens)" for word in words
+        f"“{word.text}” ({word.bits:.1f} bits, {word.tokens:,} tokens)" for word in words
     )
     claim = (
-        f"{above} of {compared} experts are more specialised in words than any expert of the random "
-        "router in the same module"
+        f"{above} of {compared} experts differ more than every expert of the random router in "
+        "the same module"
     )
+    reached = largest_random(model, name, WORD)
     text = (
         f"Most specialised in words is expert {expert} of {model.label(name)}: its words differ "
-        f"from all words by {value:.2f} bits (random router: {chance:.2f} at most). Its top words: "
-        f"{listed or 'none with tokens enough'}; the largest PMI that the random router reaches "
-        f"there is {largest_random(model, name, WORD):.1f} bits. {claim}."
+        f"from all words by {value:.2f} bits (experts of the random router there: "
+        f"{differs.random_mean:.2f} on average, {differs.random_largest:.2f} at most). Its "
+        f"top words: {listed or 'none with tokens enough'}; the largest PMI that the random "
+        f"router reaches there is {reached:.1f} bits. {claim}."
     )
     return text, {
-        **{"module": name, "expert": expert, "bits": finite(value), "random": finite(chance)},
+        **{"module": name, "expert": expert, "bits": finite(value)},
+        "random_mean": finite(differs.random_mean),
+        "random_largest": finite(differs.random_largest),
         "words": [word._asdict() for word in words],
         **{"above_random": above, "compared": compared},
     }
@@ -211,15 +208,18 @@ def _on_position(model: Surveyed) -> Tuple[str, Dict[str, Any]]:
     value, name, expert = strongest(POSITION, model)
     if math.isnan(value):
         return "No position has tokens enough.", {}
-    random = strongest(POSITION, model, random=True)[0]
+    differs = differences(model, name, POSITION)
     place = preferred(POSITION, model, name)[expert]
     where = "" if place is None else f", which prefers position {place[0]} ({place[1]:+.1f} bits)"
     text = (
         f"Position matters most to expert {expert} of {model.label(name)}{where}: its positions "
-        f"differ from all by {value:.2f} bits (largest of any random router: {random:.2f})."
+        f"differ from all by {value:.2f} bits (experts of the random router there: "
+        f"{differs.random_mean:.2f} on average, {differs.random_largest:.2f} at most)."
     )
     return text, {
-        **{"module": name, "expert": expert, "bits": finite(value), "random": finite(random)},
+        **{"module": name, "expert": expert, "bits": finite(value)},
+        "random_mean": finite(differs.random_mean),
+        "random_largest": finite(differs.random_largest),
         "prefers": None if place is None else place[0],
     }
 

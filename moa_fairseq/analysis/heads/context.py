@@ -1,4 +1,4 @@
-"""A model, its task and the batches of one split: what every section of a head report starts from."""
+"""A model, its task and the batches of a split: what every section of a head report starts from."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class RatioSums:
 
     @classmethod
     def zeros(cls, size: int) -> RatioSums:
-        return cls(*(torch.zeros(size, dtype=torch.float64) for _ in range(3)))
+        return cls(_zeros(size), _zeros(size), _zeros(size))
 
     def add(self, values: Tensor, batch: StreamBatch) -> None:
         """Add the tokens of a batch; `values` is `[N, size]`."""

@@ -63,12 +63,17 @@ def heat_maps(panels: Sequence[Panel], axes: Axes, across: int, width: float, he
         across: panels beside each other.
         width, height: of one panel, in inches.
     """
-    import matplotlib
+    import matplotlib.colors
 
     down = -(-len(panels) // across)
     figure = new_figure(across * width + 1.2, down * height + 0.4)
     grid = figure.subplots(down, across, squeeze=False)
-    colours = matplotlib.colormaps[SIGNED if axes.signed else MAGNITUDE].with_extremes(bad=NO_VALUE)
+    colours = matplotlib.colormaps[MAGNITUDE]
+    if axes.signed:
+        # Both ends are nearly black, and could not be told apart.
+        shades = matplotlib.colormaps[SIGNED](np.linspace(0.1, 0.9, 256))
+        colours = matplotlib.colors.ListedColormap(shades)
+    colours = colours.with_extremes(bad=NO_VALUE)
     low = -axes.limit if axes.signed else 0.0
     image = None
     for axis, panel in zip(grid.flat, panels):
@@ -96,7 +101,7 @@ def heat_maps(panels: Sequence[Panel], axes: Axes, across: int, width: float, he
 
 def _ticks(axis: Any, names: Sequence[str], inches: float) -> None:
     """As many names as there is room for."""
-    step = next(step for step in (1, 2, 4, 8, 16, 32, 64) if len(names) / step <= inches * 6.5)
+    step = next(step for step in (1, 2, 4, 8, 16, 32, 64) if len(names) / step <= inches * 5.5)
     places = range(0, len(names), step)
     axis.set_ticks(list(places), [names[place] for place in places], fontsize=7)
 

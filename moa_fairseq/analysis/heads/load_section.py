@@ -59,12 +59,12 @@ def _load_map(models: Sequence[Surveyed]) -> ReportFigure:
         )
     most, least = _extremes(models)
     few = max(len(panel.columns) for panel in panels) <= 16
-    axes = Axes(
-        *("module", "expert", "log2 of load (0: uniform, 1: double)"),
-        **{"signed": True, "limit": 1.5, "numbers": "{:+.1f}" if few else None},
-    )
+    numbers = "{:+.1f}" if few else None
+    unit = "log2 of load (0: uniform, 1: double)"
+    axes = Axes("module", "expert", unit, signed=True, limit=1.5, numbers=numbers)
     rows = max(len(panel.rows) for panel in panels)
-    figure = heat_maps(panels, axes, len(panels), 5.2, max(2.2, 0.3 * rows + 0.6))
+    width = 8.0 if len(panels) == 1 else 5.2
+    figure = heat_maps(panels, axes, len(panels), width, max(2.2, 0.3 * rows + 0.6))
     return ReportFigure(
         "load",
         "Load of every expert (columns) in every module (rows). Orange: used less than uniform "
@@ -86,6 +86,8 @@ def _extremes(models: Sequence[Surveyed]) -> List[str]:
 
 def _interval_figure(models: Sequence[Surveyed], model: Surveyed) -> ReportFigure:
     names = model.modules()
+    routers = [*model.survey.trained.values(), *model.survey.random.values()]
+    top = 1.05 * max(float(relative_load(totals).value.max()) for totals in routers)
 
     def draw(axis: Any, number: int) -> None:
         trained = relative_load(model.survey.trained[names[number]])
@@ -102,7 +104,7 @@ def _interval_figure(models: Sequence[Surveyed], model: Surveyed) -> ReportFigur
             **{"color": TRAINED, "marker": "o", "markersize": 3, "linestyle": "none"},
             label="trained, 95 % interval",
         )
-        axis.set_ylim(bottom=0)
+        axis.set_ylim(0, top)
         axis.grid(axis="y", alpha=0.3)
 
     worst = max(

@@ -22,9 +22,10 @@ figcaption, caption, summary { color: #333; font-size: .92rem; } caption { text-
 summary { cursor: pointer; padding: .2rem 0; } summary:hover { text-decoration: underline; }
 .table { overflow-x: auto; margin: .6rem 0 1.2rem; }
 table { border-collapse: collapse; font-size: .86rem; font-variant-numeric: tabular-nums; }
-th, td { padding: .2rem .6rem; border-bottom: 1px solid #ddd; vertical-align: top;
-  text-align: left; }
-th { background: #f4f4f4; } td.number { text-align: right; white-space: nowrap; }
+th, td { white-space: nowrap; padding: .2rem .6rem; border-bottom: 1px solid #ddd;
+  vertical-align: top; text-align: left; }
+th { background: #f4f4f4; } td.number { text-align: right; } th { white-space: normal; }
+td.long { white-space: normal; min-width: 22rem; }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: .1rem 1rem; font-size: .9rem; }
 dt { color: #555; } dd { margin: 0; overflow-wrap: anywhere; }
 a { color: #004c8c; } code { font-size: .9em; overflow-wrap: anywhere; }
@@ -123,7 +124,12 @@ def _cell(value: Any) -> str:
     if value is None:
         return '<td class="number">–</td>'
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return f"<td>{escape(str(value))}</td>"
+        text = str(value)
+        return (
+            f'<td class="long">{escape(text)}</td>'
+            if len(text) > 40
+            else f"<td>{escape(text)}</td>"
+        )
     text = f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
     return f'<td class="number">{text}</td>'
 
@@ -134,10 +140,10 @@ def merged_numbers(sections: Sequence[ReportSection]) -> Dict[str, Any]:
     Raises:
         ValueError: where two sections, figures or tables have one name.
     """
-    names: List[str] = [section.name for section in sections]
-    files = [each.name for section in sections for each in (*section.figures, *section.tables)]
+    names = [section.name for section in sections]
     figures = [figure.name for section in sections for figure in section.figures]
     tables = [table.name for section in sections for table in section.tables]
+    files: List[str] = figures + tables
     for what in (names, figures, tables):
         twice = sorted({name for name in what if what.count(name) > 1})
         if twice:

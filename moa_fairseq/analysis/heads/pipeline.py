@@ -18,8 +18,8 @@ from .load_section import load_section
 from .page import merged_numbers, page
 from .place_section import place_section_of_frequency, place_section_of_position
 from .structure_section import agreement_section, together_section
-from .surveyed import Surveyed, of_model
 from .survey import survey
+from .surveyed import Surveyed, of_model
 from .token_section import decision_section, word_section
 from .writing import PAGE, whole_folder, write_figures, write_report, write_table
 

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from ..report_sections import ReportFigure, ReportSection, ReportTable
-from .counts import RouterTotals
 from .figures import Axes, Panel, heat_maps, panel_height
 from .surveyed import (
     FREQUENCY,
@@ -21,7 +20,7 @@ from .surveyed import (
     preferences,
     suffix,
 )
-from .token_section import specialisations
+from .token_section import differences
 
 TITLES = {
     POSITION: "Position in the sentence",
@@ -101,23 +100,12 @@ def _map(what: str, models: Sequence[Surveyed], model: Surveyed) -> ReportFigure
     )
 
 
-def effects(what: str, model: Surveyed, name: str, routers: Dict[str, RouterTotals]) -> Tensor:
-    """`[E]`, bits: how much an expert's tokens differ from all tokens in position or frequency."""
-    values = specialisations(model, name, what, routers)
-    # Of an expert that hardly any token uses, nothing is known.
-    totals = routers[name]
-    sums = totals.selected if totals.selects else totals.gates
-    used = sums.y >= model.context.options.min_count
-    return torch.where(used, values, math.nan)
-
-
-def strongest(what: str, model: Surveyed, random: bool = False) -> Tuple[float, str, int]:
-    """The strongest effect, with its module and expert."""
-    routers = model.survey.random if random else model.survey.trained
+def strongest(what: str, model: Surveyed) -> Tuple[float, str, int]:
+    """The strongest effect in bits, with its module and expert."""
     found = [
         (float(value), name, expert)
         for name in model.modules()
-        for expert, value in enumerate(effects(what, model, name, routers))
+        for expert, value in enumerate(differences(model, name, what).experts)
         if math.isfinite(float(value))
     ]
     return max(found, default=(math.nan, model.modules()[0], 0))
@@ -126,13 +114,15 @@ def strongest(what: str, model: Surveyed, random: bool = False) -> Tuple[float, 
 def _numbers(what: str, model: Surveyed, name: str) -> Dict[str, Any]:
     trained = preferences(model, name, what, model.survey.trained[name])
     other = preferences(model, name, what, model.survey.random[name])
+    effects = differences(model, name, what)
     return {
         "bins": model.row_names(name, what),
         "tokens": [int(count) for count in model.row_counts(name, what)],
         "pmi_bits": finite_list(trained, 4),
         "random_pmi_bits": finite_list(other, 4),
-        "effect_bits": finite_list(effects(what, model, name, model.survey.trained)),
-        "random_effect_bits": finite_list(effects(what, model, name, model.survey.random)),
+        "effect_bits": finite_list(effects.experts),
+        "random_mean_effect_bits": finite(effects.random_mean),
+        "random_largest_effect_bits": finite(effects.random_largest),
     }
 
 
@@ -141,14 +131,14 @@ def _table(what: str, models: Sequence[Surveyed]) -> ReportTable:
     for model in models:
         for name in model.modules():
             numbers = _numbers(what, model, name)
-            largest = max((v for v in numbers["random_effect_bits"] if v is not None), default=None)
+            random = [numbers[f"random_{key}_effect_bits"] for key in ("mean", "largest")]
             for expert, effect in enumerate(numbers["effect_bits"]):
                 column = [row[expert] for row in numbers["pmi_bits"]]
                 known = [(bits, row) for row, bits in enumerate(column) if bits is not None]
                 best = max(known, default=(None, 0))
                 rows.append(
                     (
-                        *(model.name, model.label(name), expert, effect, largest),
+                        *(model.name, model.label(name), expert, effect, *random),
                         numbers["bins"][best[1]] if known else None,
                         best[0],
                         numbers["tokens"][best[1]] if known else None,
@@ -156,7 +146,7 @@ def _table(what: str, models: Sequence[Surveyed]) -> ReportTable:
                 )
     rows.sort(key=lambda row: -(row[3] or 0.0))
     header = (
-        *("model", "module", "expert", "effect, bits", "largest effect of the random router"),
+        *("model", "module", "expert", "effect, bits", "random router: mean", "largest"),
         *(f"preferred {COLUMNS[what]}", "PMI there, bits", "tokens there"),
     )
     return ReportTable(

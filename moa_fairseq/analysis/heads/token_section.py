@@ -20,11 +20,15 @@ from .surveyed import (
     Surveyed,
     by_model,
     finite,
+    finite_list,
     preferences,
+    relative_load,
     suffix,
     table_of,
 )
 
+#: Of an expert with less of its uniform load, nothing is said: it differs from others by chance.
+LEAST_LOAD = 0.1
 FACTORS = ((PIECE, "the piece itself"), (POSITION, "its position"), (FREQUENCY, "its frequency"))
 
 
@@ -66,10 +70,8 @@ def decision_section(models: Sequence[Surveyed]) -> ReportSection:
             ]
             title = which if len(models) == 1 else f"{model.name}: {which}"
             panels.append(Panel(title, values, rows, [label for _, label in FACTORS]))
-    axes = Axes(
-        *("module", "known of the token", "% of the routing that it decides"),
-        **{"signed": False, "limit": 100.0, "numbers": "{:.0f}"},
-    )
+    unit = "% of the routing that it decides"
+    axes = Axes("module", "known of the token", unit, signed=False, limit=100.0, numbers="{:.0f}")
     height = max(2.6, 0.26 * max(len(panel.rows) for panel in panels) + 1.5)
     figure = ReportFigure(
         "decides",
@@ -156,13 +158,13 @@ class Favourite(NamedTuple):
     Attributes:
         text: the word or piece.
         bits: PMI.
-        count: its tokens.
+        tokens: how many it has.
         share: of its tokens that select the expert, or of their gates where K = E.
     """
 
     text: str
     bits: float
-    count: int
+    tokens: int
     share: float
 
 
@@ -199,12 +201,37 @@ def counted_rows(model: Surveyed, module: str, what: str) -> Tensor:
     return counts
 
 
-def specialisations(
-    model: Surveyed, module: str, what: str, routers: Dict[str, RouterTotals]
-) -> Tensor:
-    """`[E]` bits: how much each expert's words differ from all words."""
+class Differences(NamedTuple):
+    """How much what experts are used for differs from all tokens, in bits.
+
+    Attributes:
+        experts: `[E]`; NaN for those with less than `LEAST_LOAD`.
+        random_mean, random_largest: of the random router's experts, the mean weighted by load.
+    """
+
+    experts: Tensor
+    random_mean: float
+    random_largest: float
+
+
+def differences(model: Surveyed, module: str, what: str) -> Differences:
+    """How much the words (pieces, positions, frequencies) of each expert differ from all."""
+    experts, _ = _differences(model, module, what, model.survey.trained[module])
+    random, load = _differences(model, module, what, model.survey.random[module])
+    known = random.isfinite()
+    if not bool(known.any()):
+        return Differences(experts, math.nan, math.nan)
+    mean = (random * load)[known].sum() / load[known].sum()
+    return Differences(experts, float(mean), float(random[known].max()))
+
+
+def _differences(
+    model: Surveyed, module: str, what: str, totals: RouterTotals
+) -> Tuple[Tensor, Tensor]:
     rows = counted_rows(model, module, what)
-    return statistics.specialisation(table_of(routers[module], what)[: len(rows)], rows)
+    values = statistics.specialisation(table_of(totals, what)[: len(rows)], rows)
+    load = relative_load(totals).value
+    return torch.where(load >= LEAST_LOAD, values, math.nan), load
 
 
 def word_section(models: Sequence[Surveyed]) -> ReportSection:
@@ -251,30 +278,47 @@ def _word_map(models: Sequence[Surveyed], model: Surveyed) -> ReportFigure:
         )
     panels = []
     for _, name in chosen.values():
+        totals = model.survey.trained[name]
         counts = model.row_counts(name, WORD)
         most = torch.topk(counts, min(30, len(counts))).indices
-        values = preferences(model, name, WORD, model.survey.trained[name])[most]
+        values = table_of(totals, WORD)[most] / counts[most].unsqueeze(1)
+        if not totals.selects:
+            values = values * totals.num_experts
+        order = chain(values)
         words = model.row_names(name, WORD)
         panels.append(
             Panel(
                 model.label(name),
-                values.masked_fill(values.isinf(), -9.0).numpy(),
-                [f"{words[row]} ({int(counts[row]):,})" for row in most.tolist()],
+                values[order].numpy(),
+                [f"{words[row]} ({int(counts[row]):,})" for row in most[order].tolist()],
                 [str(expert) for expert in range(values.shape[1])],
             )
         )
-    axes = Axes("word (tokens)", "expert", "PMI, bits", signed=True, limit=2.0)
+    selects = all(totals.selects for totals in model.survey.trained.values())
+    unit = "share of the word's tokens that use it" if selects else "gate (1: uniform)"
+    limit = 1.0 if selects else max(float(panel.values.max()) for panel in panels)
+    axes = Axes("word (tokens)", "expert", unit, signed=False, limit=limit)
     mark, of = suffix(models, model)
     return ReportFigure(
         f"words{mark}",
         "The 30 most frequent words and the experts that they use, in that module of each kind "
-        "which follows the piece most. Purple: used more than on average; orange: less, darkest "
-        "also where never used." + of,
-        "Heat map of PMI of frequent words and experts for "
+        "which follows the piece most. Words that use like experts stand together. A row of "
+        "nothing but very bright and very dark cells is a word that is always routed alike." + of,
+        "Heat map of frequent words and experts for "
         + ", ".join(panel.title for panel in panels)
         + "; the table of top words says the same in words.",
-        heat_maps(panels, axes, len(panels), 4.0, 4.6),
+        heat_maps(panels, axes, len(panels), 4.0, 5.6),
     )
+
+
+def chain(values: Tensor) -> Tensor:
+    """An order of rows in which each is followed by the nearest of those that are left."""
+    left = list(range(1, len(values)))
+    order = [0] if len(values) else []
+    while left:
+        distances = (values[left] - values[order[-1]]).square().sum(1)
+        order.append(left.pop(int(distances.argmin())))
+    return torch.tensor(order, dtype=torch.long)
 
 
 def _top_table(models: Sequence[Surveyed], what: str) -> ReportTable:
@@ -284,11 +328,11 @@ def _top_table(models: Sequence[Surveyed], what: str) -> ReportTable:
             chance = finite(largest_random(model, name, what), 3)
             best = favourites(model, name, what, model.context.options.top)
             for expert, found in enumerate(best):
-                for rank, (text, bits, count, share) in enumerate(found, 1):
+                for rank, (text, bits, tokens, share) in enumerate(found, 1):
                     rows.append(
                         (
                             *(model.name, model.label(name), expert, rank, text, round(bits, 3)),
-                            *(count, round(share, 4), chance),
+                            *(tokens, round(share, 4), chance),
                         )
                     )
     header = (
@@ -323,24 +367,18 @@ def _word_numbers(model: Surveyed, name: str) -> Dict[str, Any]:
     numbers: Dict[str, Any] = {}
     for what in (WORD, PIECE):
         best = favourites(model, name, what, model.context.options.top)
-        trained = specialisations(model, name, what, model.survey.trained)
-        other = specialisations(model, name, what, model.survey.random)
+        differs = differences(model, name, what)
         numbers[what] = {
             "counted": int(counted_rows(model, name, what).sum()),
             "largest_random_pmi_bits": finite(largest_random(model, name, what)),
-            "specialisation_bits": [finite(value) for value in trained],
-            "random_specialisation_bits": [finite(value) for value in other],
-            "top": [
-                [
-                    {
-                        "text": text,
-                        "pmi_bits": finite(bits),
-                        "tokens": count,
-                        "share": finite(share),
-                    }
-                    for text, bits, count, share in found
-                ]
-                for found in best
-            ],
+            "difference_bits": finite_list(differs.experts),
+            "random_mean_difference_bits": finite(differs.random_mean),
+            "random_largest_difference_bits": finite(differs.random_largest),
+            "top": [[_noted(favourite) for favourite in found] for found in best],
         }
     return numbers
+
+
+def _noted(favourite: Favourite) -> Dict[str, Any]:
+    text, bits, tokens, share = favourite
+    return {"text": text, "pmi_bits": finite(bits), "tokens": tokens, "share": finite(share)}

@@ -158,7 +158,7 @@ def group_words(
     cut &= ~opaque
     cut_words = torch.zeros(int(occurrence[-1]) + 1, dtype=torch.bool)
     cut_words[occurrence[cut]] = True
-    starts = begins.nonzero().flatten().tolist() + [tokens.numel()]
+    starts = [*begins.nonzero().flatten().tolist(), tokens.numel()]
     ids = tokens.tolist()
     rows = []
     for start, end, is_cut in zip(starts, starts[1:], cut_words.tolist()):
