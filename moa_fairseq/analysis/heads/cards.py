@@ -52,11 +52,12 @@ def _card_table(models: Sequence[Surveyed], model: Surveyed, name: str) -> Repor
     for expert in range(totals.num_experts):
         partner = int(partners[expert].argmax())
         value = finite(partners[expert, partner], 2)
-        interval = finite(load.half_width[expert], 2)
+        interval = finite(load.half_width[expert])
         rows.append(
             (
                 expert,
-                f"{float(load.value[expert]):.2f}" + (f" ± {interval:.2f}" if interval else ""),
+                f"{float(load.value[expert]):.2f}"
+                + ("" if interval is None else f" ± {interval:.3f}"),
                 finite(differs.experts[expert], 2),
                 ", ".join(
                     f"{text} {bits:.1f} ({count:,})" for text, bits, count, _ in words[expert]
@@ -131,7 +132,7 @@ def _on_load(model: Surveyed) -> Tuple[str, Dict[str, Any]]:
             **{"module": name, "expert": expert, "load": finite(value)},
             "half_width": finite(width),
         }
-        margin = "" if math.isnan(width) else f" ± {width:.2f}"
+        margin = "" if math.isnan(width) else f" ± {width:.3f}"
         texts.append(
             f"{key} used is expert {expert} of {model.label(name)} ({value:.2f}{margin} times its "
             "uniform load)"
@@ -230,11 +231,11 @@ def _on_pairs(model: Surveyed) -> Tuple[str, Dict[str, Any]]:
         return "With K = 1 no two experts are used for the same token.", {}
     selects = model.survey.trained[name].selects
     how = (
-        f"{2**value:.1f} times as often as their loads alone explain"
+        f", {2**value:.1f} times as often as their loads alone explain"
         if selects
-        else f"(correlation of their gates {value:+.2f})"
+        else f" (correlation of their gates {value:+.2f})"
     )
-    text = f"Most often together are experts {first} and {second} of {model.label(name)}, {how}."
+    text = f"Most often together are experts {first} and {second} of {model.label(name)}{how}."
     return text, {"module": name, "experts": [first, second], "value": finite(value)}
 
 

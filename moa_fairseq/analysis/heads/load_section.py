@@ -18,8 +18,9 @@ TEXT = (
     "routing: 1 is uniform, 2 twice as much. Where K = E nothing is selected, and load is the "
     "expert's share of the gates, divided by 1/E. Intervals are 95 % and are made of sentences, "
     "not of tokens, since tokens of one sentence are not independent.",
-    "CV is the coefficient of variation of load over experts (0 is perfect balance). Chance alone "
-    "gives the CV of the column after it. Entropy is that of the router's probabilities over all "
+    "CV is the coefficient of variation over experts: of how many tokens select each, and of their "
+    "shares of the gates; 0 is perfect balance. Chance alone gives the former as much as the "
+    "column after it says. Entropy is that of the router's probabilities over all "
     "E experts, in nats a token: 0 is a router that is sure of one expert, ln E one that does "
     "not care. A random router saw the same tokens with weights drawn anew.",
 )
@@ -177,14 +178,22 @@ def _summary(models: Sequence[Surveyed]) -> ReportTable:
                 (
                     *(model.name, model.label(name), numbers["selected"], numbers["experts"]),
                     *(numbers["tokens"], trained["load_cv"], uniform["load_cv"]),
-                    *(other["load_cv"], trained["gate_cv"], trained["unused"]),
+                    *(other["load_cv"], trained["gate_cv"], other["gate_cv"], trained["unused"]),
                     *(trained["entropy_nats"], trained["entropy_half_width"]),
                     *(other["entropy_nats"], uniform["entropy_nats"]),
                 )
             )
     header = (
-        *("model", "module", "K", "E", "tokens", "CV of load", "by chance", "random router"),
-        *("CV of gates", "unused experts", "entropy, nats", "± (95 %)", "random router", "ln E"),
+        *("model", "module", "K", "E", "tokens", "CV of selections", "by chance", "random router"),
+        *(
+            "CV of gates",
+            "random router",
+            "unused experts",
+            "entropy, nats",
+            "± (95 %)",
+            "random router",
+            "ln E",
+        ),
     )
     return ReportTable(
         "load_summary", "Balance and entropy of every module.", header, rows, shown=len(rows)

@@ -99,8 +99,8 @@ def _table(table: ReportTable) -> str:
     name = escape(table.name)
     number = len(table.rows)
     shown = table.rows[: table.shown]
-    count = f"{number:,} rows" if len(shown) == number else f"{len(shown):,} of {number:,} rows"
-    caption = f'{escape(table.caption)} <a href="{name}.csv">{name}.csv</a> ({count} here).'
+    count = "" if len(shown) == number else f" ({len(shown):,} of {number:,} rows here)"
+    caption = f'{escape(table.caption)} <a href="{name}.csv">{name}.csv</a>{count}.'
     if len(shown) == 0:
         return (
             f'<p>{escape(table.caption)} <a href="{name}.csv">{name}.csv</a> ({number:,} rows).</p>'

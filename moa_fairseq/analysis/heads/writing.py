@@ -85,6 +85,7 @@ def write_figures(folder: Path, sections: Sequence[ReportSection]) -> Dict[str, 
 def _write_figure(folder: Path, figure: ReportFigure) -> bytes:
     png = folder / f"{figure.name}.png"
     figure.figure.savefig(png, dpi=RESOLUTION, metadata={"Software": None})
+    figure.figure.set_layout_engine("none")  # the layout is found, and takes long to find
     figure.figure.savefig(folder / f"{figure.name}.svg", metadata={"Date": None})
     return png.read_bytes()
 
