@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import math
 from collections import Counter
 from pathlib import Path
@@ -12,6 +14,7 @@ import torch
 from moa_fairseq.analysis.heads import statistics
 from moa_fairseq.analysis.heads.context import ModelContext, ReportOptions
 from moa_fairseq.analysis.heads.counts import RatioSums
+from moa_fairseq.analysis.heads.pipeline import make_sections
 from moa_fairseq.analysis.heads.streams import frequency_labels, position_labels
 from moa_fairseq.analysis.heads.survey import survey
 from moa_fairseq.analysis.heads.surveyed import Surveyed, preferences
@@ -308,3 +311,45 @@ def test_one_sentence_has_no_interval():
     sums = ratio_sums(torch.tensor([4.0]), torch.tensor([1.0]))
     assert statistics.ratio(sums).value.tolist() == [0.25]
     assert statistics.ratio(sums).half_width.isnan().all()
+
+
+class EncoderOnly(torch.nn.Module):
+    """The encoder of a model, called as a masked language model is."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.encoder = model.encoder
+
+    def forward(self, src_tokens, src_lengths):
+        return self.encoder(src_tokens, src_lengths=src_lengths)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="needs matplotlib")
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"encoder_layers": 1, "encoder_attention_heads": 1},  # no pairs, nothing to agree with
+        {"ffn_type": "moe", "moa_modules": "cross"},
+    ],
+)
+def test_sections_of_models_with_few_modules(options):
+    task = toy_task()
+    whole = toy_model(task, **options).eval()
+    model = EncoderOnly(whole) if "moa_modules" not in options else whole
+    batches = samples(task, [6])
+    for batch in batches:
+        if model is not whole:
+            del batch["net_input"]["prev_output_tokens"]
+    context = context_of(task, model, batches)
+    sections = make_sections([Surveyed(context, survey(context))])
+    json.dumps([section.numbers for section in sections], allow_nan=False)
+    numbers = {section.name: section.numbers for section in sections}["load"]["modules"]["toy"]
+    kinds = {module["kind"] for module in numbers.values()}
+    if model is whole:
+        assert kinds == {"cross", "encoder-ffn", "decoder-ffn"}
+    else:
+        assert kinds == {"encoder-self"}
+    tokens = int(batches[0]["net_input"]["src_lengths"].sum())
+    assert {module["tokens"] for module in numbers.values() if "encoder" in module["kind"]} == {
+        tokens
+    }

@@ -8,8 +8,8 @@ from typing import Any, Dict, List, Mapping, Sequence
 
 from ..report_sections import ReportFigure, ReportSection, ReportTable
 
-#: A table with more rows is folded.
-UNFOLDED_ROWS = 14
+#: A table with more rows is folded, and so are all of a section that has more tables.
+UNFOLDED_ROWS, UNFOLDED_TABLES = 14, 4
 
 STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; color: #1a1a1a; background: #fff; margin: 0 auto;
@@ -73,7 +73,8 @@ def page(
 
 def _section(section: ReportSection, pictures: Mapping[str, bytes]) -> str:
     figures = "".join(_figure(figure, pictures[figure.name]) for figure in section.figures)
-    tables = "".join(_table(table) for table in section.tables)
+    many = len(section.tables) > UNFOLDED_TABLES
+    tables = "".join(_table(table, many) for table in section.tables)
     return (
         f'<section id="{escape(section.name)}"><h2>{escape(section.title)}</h2>\n'
         f"{_paragraphs(section.paragraphs)}\n{figures}\n{tables}</section>\n"
@@ -95,7 +96,7 @@ def _figure(figure: ReportFigure, picture: bytes) -> str:
     )
 
 
-def _table(table: ReportTable) -> str:
+def _table(table: ReportTable, folded: bool) -> str:
     name = escape(table.name)
     number = len(table.rows)
     shown = table.rows[: table.shown]
@@ -108,16 +109,12 @@ def _table(table: ReportTable) -> str:
     head = "".join(f'<th scope="col">{escape(label)}</th>' for label in table.header)
     rows = "".join(f"<tr>{''.join(map(_cell, row))}</tr>\n" for row in shown)
     inner = f"<thead><tr>{head}</tr></thead><tbody>\n{rows}</tbody></table></div>"
-    if len(shown) > UNFOLDED_ROWS or _is_one_of_many(table):
+    if folded or len(shown) > UNFOLDED_ROWS:
         return (
             f'<details id="table-{name}"><summary>{caption}</summary>'
             f'<div class="table"><table>{inner}</details>\n'
         )
     return f'<div class="table" id="table-{name}"><table><caption>{caption}</caption>{inner}\n'
-
-
-def _is_one_of_many(table: ReportTable) -> bool:
-    return table.name.startswith("experts_")
 
 
 def _cell(value: Any) -> str:
