@@ -13,12 +13,20 @@ import torch
 
 from moa_fairseq.analysis.heads import statistics
 from moa_fairseq.analysis.heads.context import ModelContext, ReportOptions
-from moa_fairseq.analysis.heads.counts import RatioSums
+from moa_fairseq.analysis.heads.counts import RatioSums, RouterTotals, gate_shares
 from moa_fairseq.analysis.heads.pipeline import make_sections
-from moa_fairseq.analysis.heads.streams import frequency_labels, position_labels
-from moa_fairseq.analysis.heads.survey import survey
+from moa_fairseq.analysis.heads.streams import StreamBatch, frequency_labels, position_labels
+from moa_fairseq.analysis.heads.survey import random_router, survey
 from moa_fairseq.analysis.heads.surveyed import Surveyed, preferences
+from moa_fairseq.analysis.heads.words import NO_ROW, WordsOfTokens
 from moa_fairseq.modules.recording import routed_modules
+from moa_fairseq.modules.routing import (
+    GATE_NORMALIZATIONS,
+    Router,
+    Routing,
+    compute_gates,
+    select_experts,
+)
 
 from ..toy import toy_model, toy_sample, toy_task
 
@@ -353,3 +361,46 @@ def test_sections_of_models_with_few_modules(options):
     assert {module["tokens"] for module in numbers.values() if "encoder" in module["kind"]} == {
         tokens
     }
+
+
+def batch_of(rows):
+    """Three tokens of one sentence: a word of two pieces, and one of one piece."""
+    zeros = torch.zeros(3, dtype=torch.long)
+    words = WordsOfTokens(torch.tensor([0, 0, 1]), torch.tensor(rows))
+    return StreamBatch(torch.ones(1, 3, dtype=torch.bool), zeros, zeros, zeros, zeros, words, 1)
+
+
+def routing_of(scores, selected, normalization="detached"):
+    probabilities = torch.softmax(scores, -1)
+    indices = select_experts(probabilities, selected)
+    gates = compute_gates(scores, probabilities, indices, normalization)
+    return Routing(scores, probabilities, indices, gates)
+
+
+def test_a_word_of_several_pieces_counts_once():
+    scores = torch.tensor([[3.0, 2, 1, 0], [3, 0, 2, 1], [0, 1, 2, 3]])
+    totals = RouterTotals(4, 2, 1)
+    totals.add(routing_of(scores, 2), batch_of([1, 0]))
+    assert totals.words[:2].tolist() == [[0, 0, 1, 1], [1, 0.5, 0.5, 0]]
+    totals.add(routing_of(scores, 2), batch_of([NO_ROW, 0]))
+    assert totals.words[:2].tolist() == [[0, 0, 2, 2], [1, 0.5, 0.5, 0]]
+
+
+@pytest.mark.parametrize("normalization", GATE_NORMALIZATIONS)
+def test_gate_shares_of_a_token_sum_to_one(normalization):
+    scores = torch.tensor([[3.0, 2, 1, 0], [3, 0, 2, 1], [0, 1, 2, 3]])
+    shares = gate_shares(routing_of(scores, 2, normalization))
+    first = math.e / (math.e + 1)
+    close(shares, [[first, 1 - first, 0, 0], [first, 0, 1 - first, 0], [0, 0, 1 - first, first]])
+
+
+def test_random_routers_are_as_uneven_as_the_trained_one():
+    router = Router(512, 64, 8)
+    with torch.no_grad():
+        router.weight.mul_(30)
+    other = random_router(router, 3)
+    assert float(other.weight.std()) == pytest.approx(0.6, rel=0.02)
+    both = torch.stack((router.weight.flatten(), other.weight.flatten()))
+    assert abs(float(torch.corrcoef(both)[0, 1])) < 0.05
+    assert torch.equal(other.weight, random_router(router, 3).weight)
+    assert not torch.equal(other.weight, random_router(router, 4).weight)
