@@ -5,11 +5,12 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import json
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
 
-from moa_fairseq.analysis.heads import writing
+from moa_fairseq.analysis.heads import pipeline, writing
 from moa_fairseq.analysis.heads.page import merged_numbers, page
 from moa_fairseq.analysis.heads.pipeline import make_sections
 from moa_fairseq.analysis.heads.survey import survey
@@ -192,3 +193,22 @@ def test_texts_that_cover_each_other_are_found(monkeypatch):
     axis = figure.subplots()
     axis.set_xticks([0, 0.01, 1], ["first", "second", "third"])
     assert ("first", "second") in faults(figure, monkeypatch)
+
+
+def test_a_section_of_one_model_is_made_for_each(monkeypatch):
+    task = toy_task()
+    model = toy_model(task).eval()
+    samples = [toy_sample(task, [3, 4], [2, 3])]
+    context = context_of(task, model, samples)
+    models = [
+        Surveyed(replace(context, name=name), survey(context)) for name in ("one", "the other")
+    ]
+    monkeypatch.setattr(pipeline, "COMPARING_SECTIONS", ())
+    monkeypatch.setattr(
+        pipeline, "MODEL_SECTIONS", (lambda context: section(f"about {context.name}", TABLE),)
+    )
+    (alone,) = make_sections(models[:1])
+    assert (alone.name, alone.tables[0].name) == ("about one", "t")
+    sections = make_sections(models)
+    assert [each.name for each in sections] == ["about one_one", "about the other_the-other"]
+    assert [each.figures[0].name for each in sections] == ["f_one", "f_the-other"]

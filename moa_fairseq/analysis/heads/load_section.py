@@ -65,7 +65,7 @@ def _load_map(models: Sequence[Surveyed]) -> ReportFigure:
     axes = Axes("module", "expert", unit, signed=True, limit=1.5, numbers=numbers)
     rows = max(len(panel.rows) for panel in panels)
     width = 8.0 if len(panels) == 1 else 5.2
-    figure = heat_maps(panels, axes, len(panels), width, max(2.2, 0.3 * rows + 0.6))
+    figure = heat_maps(panels, axes, len(panels), width, max(3.0, 0.3 * rows + 0.6))
     return ReportFigure(
         "load",
         "Load of every expert (columns) in every module (rows). Orange: used less than uniform "

@@ -17,6 +17,7 @@ from .context import ModelContext, ReportOptions, load_contexts
 from .load_section import load_section
 from .page import merged_numbers, page
 from .place_section import place_section_of_frequency, place_section_of_position
+from .streams import TARGET
 from .structure_section import agreement_section, together_section
 from .survey import survey
 from .surveyed import Surveyed, of_model
@@ -110,15 +111,25 @@ def _introduction(models: Sequence[Surveyed]) -> List[str]:
         "How to read this: begin with “What stands out”, then open a module under “Experts one by "
         "one”; its rows say what each head is used for. The sections after it show the same by "
         "theme, with all numbers in the linked files. A head is an expert: a router picks K of E "
-        "of them for every token. Encoder modules route source tokens; decoder modules, cross "
-        "attention included, route the target's input tokens, which are those before the word that "
-        "is predicted. Modules are named by kind and layer, and experts and layers are counted "
-        "from 0, as in the model's own names.",
+        f"of them for every token. {_whose_tokens(models)} Modules are named by kind and layer, "
+        "and experts and layers are counted from 0, as in the model's own names.",
         "Every figure stands beside what uniform routing gives and what a random router gives: "
         "one with untrained weights as large as the trained ones, that sees the same tokens in the "
         "same place of the trained model. A pattern that the random router shows as well says "
         "nothing of what was learned.",
     ]
+
+
+def _whose_tokens(models: Sequence[Surveyed]) -> str:
+    text = "Encoder modules route source tokens"
+    if any(TARGET in model.survey.streams for model in models):
+        text += (
+            "; decoder modules, cross attention included, route the target's input tokens, which "
+            "are those before the word that is predicted"
+        )
+    if any(hasattr(model.context.task, "mask_idx") for model in models):
+        text += "; what a masked language model has to guess is routed as it sees it, as <mask>"
+    return text + "."
 
 
 def _about(

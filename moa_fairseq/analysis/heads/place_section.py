@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import Any, Dict, Sequence, Tuple
 
-import torch
 from torch import Tensor
 
 from ..report_sections import ReportFigure, ReportSection, ReportTable
@@ -83,7 +82,7 @@ def _map(what: str, models: Sequence[Surveyed], model: Surveyed) -> ReportFigure
         panels.append(
             Panel(
                 model.label(name),
-                torch.where(values == -math.inf, -9.0, values).numpy(),
+                values.masked_fill(values == -math.inf, -9.0).numpy(),
                 experts,
                 labels,
             )

@@ -41,7 +41,7 @@ def ratio(sums: RatioSums) -> Estimate:
 
 def coefficient_of_variation(load: Tensor) -> float:
     """Standard deviation over mean of the experts' `[E]` load."""
-    return float(load.std(correction=0) / load.mean())
+    return float(load.std(unbiased=False) / load.mean())
 
 
 def uniform_variation(tokens: float, num_selected: int, num_experts: int) -> float:

@@ -67,7 +67,7 @@ def _together_map(models: Sequence[Surveyed], model: Surveyed) -> ReportFigure:
         most = max(most, totals.num_experts)
         experts = [str(expert) for expert in range(totals.num_experts)]
         values = together(totals)
-        values = torch.where(values == -math.inf, -9.0, values)
+        values = values.masked_fill(values == -math.inf, -9.0)
         panels.append(Panel(model.label(name), values.numpy(), experts, experts))
     selects = any(totals.selects for totals in model.survey.trained.values())
     unit = "log2 of observed over expected" if selects else "correlation of gates"

@@ -7,7 +7,6 @@ import re
 from dataclasses import dataclass, replace
 from typing import Any, Dict, List, Sequence, Tuple
 
-import torch
 from torch import Tensor
 
 from ...modules.recording import ROUTED_KINDS
@@ -100,7 +99,7 @@ def preferences(model: Surveyed, module: str, what: str, totals: RouterTotals) -
     table = table_of(totals, what)[: len(counts)]
     values = statistics.pmi(table, counts, totals.mass_of_token, table.sum(0) / table.sum())
     enough = counts >= model.context.options.min_count
-    return torch.where(enough.unsqueeze(1), values, math.nan)
+    return values.masked_fill(~enough.unsqueeze(1), math.nan)
 
 
 def finite(value: Any, digits: int = 6) -> Any:

@@ -231,7 +231,7 @@ def _differences(
     rows = counted_rows(model, module, what)
     values = statistics.specialisation(table_of(totals, what)[: len(rows)], rows)
     load = relative_load(totals).value
-    return torch.where(load >= LEAST_LOAD, values, math.nan), load
+    return values.masked_fill(load < LEAST_LOAD, math.nan), load
 
 
 def word_section(models: Sequence[Surveyed]) -> ReportSection:
@@ -243,8 +243,7 @@ def word_section(models: Sequence[Surveyed]) -> ReportSection:
         (
             "PMI is log2 of how many times likelier a word's tokens use the expert than tokens "
             f"do on average: 1 is twice as likely. Words with fewer than {options.min_count} "
-            "tokens get none. Source words are those that encoder modules route; decoder modules "
-            "route the target's input, the word before the one that is predicted. A word of "
+            "tokens get none. A word of "
             "several pieces counts once, with the mean of its pieces; </s> is the sign that ends "
             "a source and starts a target.",
             *(_not_counted(model) for model in models),
