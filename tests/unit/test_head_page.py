@@ -170,7 +170,7 @@ def faults(figure, monkeypatch):
 
 
 @needs_matplotlib
-@pytest.mark.parametrize("experts, layers", [(32, 4), (8, 6)])
+@pytest.mark.parametrize("experts, layers", [(32, 4), pytest.param(8, 6, marks=pytest.mark.slow)])
 def test_no_text_of_a_figure_covers_another(monkeypatch, experts, layers):
     task = toy_task(60)
     model = toy_model(
