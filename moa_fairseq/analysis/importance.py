@@ -61,7 +61,7 @@ class ImportanceOptions:
 
     def __post_init__(self) -> None:
         for flag, value, least in (
-            ("--importance-sentences", self.sentences, 2),
+            ("--importance", self.sentences, 2),
             ("--importance-bleu-experts", self.bleu_experts, 0),
             ("--importance-bleu-sentences", self.bleu_sentences, 2),
             ("--importance-resamples", self.resamples, 100),

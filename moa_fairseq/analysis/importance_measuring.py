@@ -177,7 +177,7 @@ class Subject:
         if not self.tokens.any():
             raise UsageError(
                 f"the sample of {self.count} sentences has no token to score; raise "
-                "--importance-sentences, or give another --subset"
+                "--importance, or give another --subset"
             )
 
     @torch.no_grad()

@@ -353,7 +353,7 @@ def test_bleu_changes_are_sacrebleus_of_zero_projections(task, model, checkpoint
 @pytest.mark.parametrize(
     "changes, message",
     [
-        ({"sentences": 1}, "--importance-sentences 1: it must be at least 2"),
+        ({"sentences": 1}, "--importance 1: it must be at least 2"),
         ({"bleu_experts": -1}, "--importance-bleu-experts -1"),
         ({"resamples": 3}, "--importance-resamples 3"),
         ({"beam": 0}, "--beam 0"),
