@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -89,7 +91,11 @@ def plan(config_dir: Path, overrides: Sequence[str], dictionaries: Sequence[Dict
 def _compose(config_dir: Path, overrides: Sequence[str]) -> Any:
     GlobalHydra.instance().clear()
     hydra_init(CONFIG_NAME)
-    with hydra.initialize_config_dir(str(config_dir.resolve()), version_base="1.1"):
+    with warnings.catch_warnings(), ExitStack() as stack:
+        # Of hydra's older ways, which fairseq's configs need.
+        warnings.simplefilter("ignore", UserWarning)
+        folder = str(config_dir.resolve())
+        stack.enter_context(hydra.initialize_config_dir(folder, version_base="1.1"))
         cfg = hydra.compose(CONFIG_NAME, overrides=list(overrides))
     add_defaults(cfg)
     with omegaconf_no_object_check():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import queue
 import re
@@ -210,6 +211,7 @@ def _measure_loss(
         shop,
         [
             *("fairseq-validate", str(shop.prepared / "data"), "--user-dir", str(shop.user_dir)),
+            *("--task", "translation"),
             *("--path", str(averaged), "--valid-subset", "valid", "--num-workers", "0"),
             *("--max-tokens", str(shop.plans[point].max_tokens), "--log-format", "json"),
             *(["--cpu"] if shop.cpu else []),
@@ -221,9 +223,11 @@ def _measure_loss(
     if not found:
         raise PointFailed(f"{log} does not say what the loss is; read there why")
     values = json.loads(found[-1])
+    if not math.isfinite(float(values["valid_loss"])):
+        raise PointFailed(f"the loss on valid is {values['valid_loss']}: training diverged")
     record["loss"] = {
-        "loss": float(values["loss"]),
-        "nll_loss": float(values["nll_loss"]),
+        "loss": float(values["valid_loss"]),
+        "nll_loss": float(values["valid_nll_loss"]),
         "checkpoint": averaged.name,
     }
 
