@@ -91,7 +91,7 @@ def extended(earlier: Sweep, asked: Sweep, folder: Path) -> Sweep:
     """
     before, now = earlier.settings, asked.settings
     for what, first, second in (
-        ("the settings after --", " ".join(before.overrides), " ".join(now.overrides)),
+        ("settings after --", " ".join(before.overrides), " ".join(now.overrides)),
         ("--average", before.average, now.average),
         ("data", before.data_checksum, now.data_checksum),
     ):

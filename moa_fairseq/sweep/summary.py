@@ -166,10 +166,9 @@ def _paragraphs(sweep: Sweep, rows: Sequence[Row]) -> Tuple[str, ...]:
         lines += [f"BLEU on {subset}: {signature}." for signature in sorted(signatures)]
         if subset.startswith("test"):
             lines.append(f"{subset} is a test set: sizes are not to be chosen by it.")
-    lines += [
-        f"{size.name} was skipped: K = {size.heads} is more than E = {size.num_experts}."
-        for size in sweep.skipped
-    ]
+    if sweep.skipped:
+        names = ", ".join(size.name for size in sweep.skipped)
+        lines.append(f"Skipped, since K is more than E: {names}.")
     return tuple(lines)
 
 

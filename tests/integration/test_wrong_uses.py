@@ -23,11 +23,15 @@ from moa_fairseq.cli import (
     prepare_wmt14,
     profile,
     score,
+    sweep,
+    sweep_report,
     user_dir,
     wmt14_estimate,
     wmt14_miniature,
     wmt14_train_command,
 )
+from moa_fairseq.sweep.grid import Point, Size
+from moa_fairseq.sweep.records import Settings, Sweep, write_sweep
 
 from ..paths import PACKAGE, ROOT
 from .commands import last_line, run, script
@@ -77,6 +81,11 @@ COMMANDS = {
         wmt14_train_command.main,
         ["--prepared", "{prepared}", "--save-dir", "{out}/run", *PAIR],
     ),
+    "sweep": (
+        sweep.main,
+        ["--root", str(ROOT), "--prepared", "{prepared}", "--out", "{out}/sweep"],
+    ),
+    "moa-sweep-report": (sweep_report.main, []),
     "fairseq-train": (train_command.cli_main, ["{data}", *TRAIN]),
     "fairseq-train on": (train_command.cli_main, TRAIN),
     "fairseq-train without a batch size": (
@@ -119,6 +128,7 @@ def ground(toy, tmp_path_factory):
     torch.save({"weights": torch.ones(3)}, folders["runs"] / "foreign.pt")
     (folders["runs"] / "other-data").mkdir()
     (folders["runs"] / "other-data/.data-checksum").write_text("1234 5")
+    write_sweeps(folders["runs"])
     models = {name: folders["runs"] / name / "checkpoint_last.pt" for name in ("moa", "dense")}
     return root, {**folders, **models, "prepared": prepared, "data": prepared / "data"}
 
@@ -152,6 +162,14 @@ def write_yaml(folder):
     ):
         assert old in good
         (folder / f"{name}.yaml").write_text(good.replace(old, new))
+
+
+def write_sweeps(folder):
+    for name in ("sweep", "broken-sweep"):
+        (folder / name).mkdir()
+    settings = Settings([], "1 2", 5)
+    write_sweep(folder / "sweep", Sweep(settings, [Point(Size(2, 4, 8), 1)], [], []))
+    (folder / "broken-sweep/sweep.json").write_text("[]")
 
 
 def write_output(folder):
