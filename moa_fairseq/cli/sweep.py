@@ -19,7 +19,7 @@ from ..errors import UsageError
 from ..sweep.configs import Plan, plan
 from ..sweep.grid import Point, Size, check_overrides, grid, hydra_overrides
 from ..sweep.records import Settings, Sweep, extended, read_sweep, write_sweep
-from ..sweep.running import Execute, Processes, Workshop, run_points
+from ..sweep.running import Processes, Workshop, run_points
 from ..text.files import only_run
 from .common import command
 
@@ -30,13 +30,7 @@ DENSE_HEADS = 4
 
 
 @command
-def main(arguments: Optional[Sequence[str]] = None, execute: Optional[Execute] = None) -> None:
-    """Run a sweep.
-
-    Args:
-        arguments: of the command line.
-        execute: how commands run; by default each in a process of its own.
-    """
+def main(arguments: Optional[Sequence[str]] = None) -> None:
     words = list(sys.argv[1:] if arguments is None else arguments)
     end = words.index("--") if "--" in words else len(words)
     args, overrides = _parser().parse_args(words[:end]), words[end + 1 :]
@@ -78,7 +72,7 @@ def main(arguments: Optional[Sequence[str]] = None, execute: Optional[Execute] =
             plans=plans,
             devices=devices,
             cpu=on_cpu,
-            execute=execute or processes,
+            execute=processes,
         )
         failed = run_points(shop, points, processes.stop)
     logger.info("a table and plots: moa-sweep-report %s", args.out)

@@ -17,7 +17,6 @@ from fairseq.models import ARCH_MODEL_REGISTRY
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 from ..analysis.costs import all_macs, count_parameters, linear_macs
 from ..compat import without_memory
@@ -70,7 +69,7 @@ def plan(config_dir: Path, overrides: Sequence[str], dictionaries: Sequence[Dict
         costs = _costs(cfg.model, dictionaries)
     except UsageError:
         raise
-    except (HydraException, OmegaConfBaseException) as error:
+    except HydraException as error:
         raise UsageError(
             f"settings after --: {first_line(error)}; mend the spelling, or put a + before an "
             f"option that configs/{CONFIG_NAME}.yaml does not name"

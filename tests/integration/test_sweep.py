@@ -41,10 +41,14 @@ class Killed(BaseException):
 
 
 class InThisProcess:
-    """The commands of a sweep without processes of their own."""
+    """Commands of a sweep, without processes of their own."""
 
     def __init__(self, monkeypatch, kill_after_epoch=None):
         self.monkeypatch, self.kill_after_epoch, self.ran = monkeypatch, kill_after_epoch, []
+        monkeypatch.setattr(sweep, "Processes", lambda inherited: self)
+
+    def stop(self):
+        pass
 
     def __call__(self, command, log, variables):
         self.ran.append((log.parent.name, command[0]))
@@ -54,11 +58,10 @@ class InThisProcess:
         # What a process remembers of an earlier run.
         for function in (checkpoint_utils.save_checkpoint, train_command.should_stop_early):
             vars(function).pop("best", None)
-        words, killed = list(command[1:]), False
-        if (log.parent.name, command[0]) == (MOA.name, "fairseq-hydra-train"):
-            if self.kill_after_epoch is not None:
-                killed = True
-                words += [f"optimization.max_epoch={self.kill_after_epoch}"]
+        words = list(command[1:])
+        killed = self.kill_after_epoch is not None and log.parent.name == MOA.name
+        if killed:
+            words += [f"optimization.max_epoch={self.kill_after_epoch}"]
         result = call(main.cli_main, command[0], words)
         log.write_text(result.stdout + result.stderr, encoding="utf-8")
         if killed:
@@ -78,7 +81,7 @@ def undisturbed(toy, tmp_path_factory):
     out = tmp_path_factory.mktemp("sweep")
     with pytest.MonkeyPatch.context() as monkeypatch:
         commands = InThisProcess(monkeypatch)
-        sweep.main(arguments(toy, out), execute=commands)
+        sweep.main(arguments(toy, out))
     return out, commands.ran
 
 
@@ -118,14 +121,14 @@ def test_every_point_is_trained_and_measured(undisturbed, toy, capsys):
 
 
 def test_a_sweep_that_was_killed_goes_on(undisturbed, toy, tmp_path, monkeypatch, capsys):
-    killed = InThisProcess(monkeypatch, kill_after_epoch=1)
+    InThisProcess(monkeypatch, kill_after_epoch=1)
     with pytest.raises(Killed):
-        sweep.main(arguments(toy, tmp_path), execute=killed)
+        sweep.main(arguments(toy, tmp_path))
     done = {path: path.stat().st_mtime_ns for path in (tmp_path / DENSE.name).rglob("*")}
     sweep_report.main([str(tmp_path)])
     assert "Incomplete: 1 of 2 points are finished." in capsys.readouterr().out
     again = InThisProcess(monkeypatch)
-    sweep.main(arguments(toy, tmp_path), execute=again)
+    sweep.main(arguments(toy, tmp_path))
     assert again.ran == [(MOA.name, "fairseq-hydra-train"), (MOA.name, "fairseq-validate")]
     assert done == {path: path.stat().st_mtime_ns for path in (tmp_path / DENSE.name).rglob("*")}
     log = (tmp_path / MOA.name / "train.log").read_text(encoding="utf-8")
@@ -136,10 +139,10 @@ def test_a_sweep_that_was_killed_goes_on(undisturbed, toy, tmp_path, monkeypatch
     theirs = trained_parameters(undisturbed[0] / MOA.name)
     assert all(ours[name].equal(theirs[name]) for name in theirs)
     # Nothing is left to do, and other settings would not compare.
-    sweep.main(arguments(toy, tmp_path), execute=again)
+    sweep.main(arguments(toy, tmp_path))
     assert len(again.ran) == 2
     with pytest.raises(SystemExit, match="other settings after --"):
-        sweep.main([*arguments(toy, tmp_path), "+model.router_noise=true"], execute=again)
+        sweep.main([*arguments(toy, tmp_path), "+model.router_noise=true"])
 
 
 @pytest.mark.slow
