@@ -268,7 +268,8 @@ def _run(shop: Workshop, command: Sequence[str], log: Path, device: Mapping[str,
     variables = {**device, "MOA_USER_DIR": str(shop.user_dir)}
     status = shop.execute(command, log, variables)
     if status != 0:
-        raise PointFailed(f"{Path(command[0]).name} {_last_line(log) or f'ended with {status}'}")
+        name = Path(command[1]).name if command[0] == "bash" else command[0]
+        raise PointFailed(f"{name} {_last_line(log) or f'ended with {status}'}")
 
 
 def _last_line(log: Path) -> Optional[str]:

@@ -121,7 +121,8 @@ def test_wandb_gets_the_picture(toy, tmp_path, monkeypatch):
     train(toy, tmp_path / "run", *options)
     ((step, values),) = [entry for entry in logged if "load_heat_map" in entry[1]]
     assert step == 2 and values["load_heat_map"].shape[2] == 3
-    assert {"load_cv_encoder_self", "router_loss"} <= {name for _, v in logged for name in v}
+    scalars = {"train_inner/load_cv_encoder_self", "train_inner/router_loss"}
+    assert scalars <= {name for _, v in logged for name in v}
     assert not (tmp_path / "run/load_heat_maps").exists()
 
 
