@@ -12,9 +12,9 @@ usage: sweep.sh --prepared DIR --out DIR [--num-experts E,…] [--heads K,…] [
 
 Trains every combination by configs/sweep_experts.yaml, then measures the loss of the averaged
 model on the validation set. Points with K > E are skipped. The same command again goes on: what is
-finished stays, a point that was interrupted goes on from its last checkpoint, one that failed is
-tried again; more sizes or seeds are added to those that are there. moa-sweep-report makes a table
-and plots of what there is so far.
+finished stays, a point that was interrupted goes on from its last checkpoint (one is saved after
+each epoch), one that failed is tried again; more sizes or seeds are added to those that are there.
+moa-sweep-report makes a table and a picture of what there is so far.
 
   --prepared DIR    what prepare.sh or prepare_wmt14.sh made (its --out)
   --out DIR         sweep.json, and a folder of checkpoints and logs for each point, such as

@@ -75,7 +75,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> None:
             execute=processes,
         )
         failed = run_points(shop, points, processes.stop)
-    logger.info("a table and plots: moa-sweep-report %s", args.out)
+    logger.info("a table and a picture: moa-sweep-report %s", args.out)
     if failed:
         raise UsageError(
             f"{len(failed)} of {len(points)} points failed: "

@@ -134,7 +134,7 @@ TRANSLATION = [
         ),
         ("--path {moa} --source-lang fr --target-lang de", "language fr", "--source-lang"),
         ("--path {moa}:{runs}/foreign.pt", "is not a fairseq checkpoint", "give a file"),
-        ("--path {moa} --results-path {out}/file", "File exists", "give another path"),
+        ("--path {moa} --results-path {out}/file", "Not a directory", "choose a place"),
         (
             "--path {moa} --model-overrides \"{{'num_experts': 2}}\"",
             "--num-experts 2 is fewer than",
