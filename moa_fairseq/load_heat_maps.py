@@ -190,7 +190,7 @@ def draw_loads() -> None:
 
     @functools.wraps(original_log)
     def _reduce_and_log_stats(self: Any, logging_outputs: Any, *args: Any, **kwargs: Any) -> Any:
-        maps = self._load_heat_maps
+        maps = getattr(self, "_load_heat_maps", None)  # a trainer from before this module
         # Validation comes here too.
         if maps is not None and self.criterion.training:
             maps.add(logging_outputs, self.get_num_updates())
