@@ -63,22 +63,29 @@ def read_rows(folder: Path) -> Tuple[Sweep, List[Row]]:
         folder: the `--out` of sweep.sh.
 
     Raises:
-        UsageError: where it is none.
+        UsageError: where it is none, or its scores do not compare.
     """
     sweep, running = read_sweep(folder), at_work(folder)
+    signatures: Dict[str, str] = {}
     by_size: Dict[Size, List[Point]] = {}
     for point in sweep.points:
         by_size.setdefault(point.size, []).append(point)
-    return sweep, [_row(folder, sweep, points, running) for points in by_size.values()]
+    rows = [_row(folder, sweep, points, running, signatures) for points in by_size.values()]
+    return sweep, rows
 
 
-def _row(folder: Path, sweep: Sweep, points: Sequence[Point], running: bool) -> Row:
+def _row(
+    folder: Path,
+    sweep: Sweep,
+    points: Sequence[Point],
+    running: bool,
+    signatures: Dict[str, str],
+) -> Row:
     points = sorted(points, key=lambda point: point.seed)
     records = {point.seed: read_record(folder, point) for point in points}
     states = {seed: status_of(record, sweep.bleu, running) for seed, record in records.items()}
     finished = [seed for seed, state in states.items() if state == FINISHED]
     measured: Dict[str, List[float]] = {}
-    signatures: Dict[str, str] = {}
     for seed in finished:
         record = records[seed]
         for name in ("loss", "nll_loss"):
@@ -106,7 +113,7 @@ def _row(folder: Path, sweep: Sweep, points: Sequence[Point], running: bool) -> 
         all_macs=costs.get("all_macs"),
         updates=tuple(records[seed]["updates"] for seed in finished),
         measured={name: _spread(values) for name, values in measured.items()},
-        signatures=signatures,
+        signatures={subset: signatures[subset] for subset in sweep.bleu if subset in signatures},
     )
 
 

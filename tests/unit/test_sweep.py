@@ -156,10 +156,11 @@ def test_the_picture_has_a_point_for_each_size_where_it_belongs(constructed):
     assert len(left.containers[1].lines[2]) == 0  # one seed has no spread
 
 
-def test_scores_with_other_signatures_are_not_averaged(constructed):
-    record = read_record(constructed, Point(DENSE, 2))
+@pytest.mark.parametrize("point", [Point(DENSE, 2), Point(SMALL, 1)])
+def test_scores_with_other_signatures_do_not_compare(constructed, point):
+    record = read_record(constructed, point)
     record["bleu"]["valid"]["signature"] = "other"
-    write_record(constructed, Point(DENSE, 2), record)
+    write_record(constructed, point, record)
     with pytest.raises(UsageError, match="two signatures"):
         sweep_report.main([str(constructed)])
 
