@@ -5,7 +5,9 @@ from __future__ import annotations
 import csv
 import fcntl
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -15,13 +17,15 @@ import hydra
 import pytest
 import torch
 
-from moa_fairseq.cli import sweep_report
+from moa_fairseq.cli import sweep, sweep_report
 from moa_fairseq.errors import UsageError
 from moa_fairseq.sweep import records
 from moa_fairseq.sweep.configs import Plan
 from moa_fairseq.sweep.grid import Point, Size, check_overrides, grid, hydra_overrides, quoted
 from moa_fairseq.sweep.records import Settings, Sweep, read_record, write_record, write_sweep
 from moa_fairseq.sweep.running import Processes, Stopped, Workshop, run_points
+
+from ..paths import ROOT
 
 DENSE, SMALL, LARGE = Size(4), Size(4, 8, 16), Size(8, 32, 64)
 
@@ -280,6 +284,31 @@ def test_what_is_at_work_ends_with_the_sweep(tmp_path):
         processes(["true"], tmp_path / "log", {})
 
 
+def test_an_interruption_ends_the_other_points(tmp_path):
+    stopped = threading.Event()
+
+    def commands(command, log, variables):
+        if log.parent.name == POINTS[0].name:
+            raise KeyboardInterrupt
+        assert stopped.wait(timeout=20)
+        raise Stopped
+
+    with pytest.raises(KeyboardInterrupt):
+        run_points(workshop(tmp_path, commands), POINTS, stopped.set)
+    for point in POINTS[:2]:  # the third may have begun
+        assert records.status_of(read_record(tmp_path, point), [], False) == records.INTERRUPTED
+
+
+def test_a_signal_ends_the_sweep_in_one_line(caplog):
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit) as end, sweep._ended_by_signals():
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(5)
+    assert end.value.code == 128 + signal.SIGTERM
+    assert caplog.messages == ["interrupted; the same command goes on from here"]
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
 def test_commands_hold_the_folder_while_they_live(tmp_path):
     """A sweep that is killed alone leaves a training behind, which no second one may meet."""
     with open(tmp_path / ".lock", "w") as lock:
@@ -295,10 +324,6 @@ def test_commands_hold_the_folder_while_they_live(tmp_path):
 
 
 def test_help_names_every_option():
-    from moa_fairseq.cli import sweep
-
-    from ..paths import ROOT
-
     text = subprocess.run(
         ["bash", str(ROOT / "scripts/sweep.sh"), "--help"],
         capture_output=True,
