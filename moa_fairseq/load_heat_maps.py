@@ -8,7 +8,6 @@ and all workers: nothing is computed or sent for them.
 from __future__ import annotations
 
 import functools
-import importlib.util
 import json
 from contextlib import suppress
 from pathlib import Path
@@ -20,6 +19,7 @@ from fairseq.trainer import Trainer
 from torch import Tensor
 
 from .analysis.load_heat_map import load_figure
+from .analysis.plots import require_matplotlib
 from .errors import UsageError
 from .modules.recording import ROUTED_KINDS, routed_modules
 from .text.files import atomic_writer
@@ -124,10 +124,6 @@ def load_heat_maps_of(trainer: Any) -> Optional[LoadHeatMaps]:
     interval = getattr(trainer.get_criterion(), "load_heat_map_interval", 0)
     if not interval:
         return None
-    if importlib.util.find_spec("matplotlib") is None:
-        raise UsageError(
-            f'{FLAG} {interval} needs matplotlib; install it: pip install -e ".[plots]"'
-        )
     modules = {
         f"{module.kind} {position}": module.num_experts
         for _, position, module in routed_modules(trainer.get_model())
@@ -149,6 +145,7 @@ def load_heat_maps_of(trainer: Any) -> Optional[LoadHeatMaps]:
             f"{FLAG} {interval}: with --no-save there is no place to draw to; leave that out, or "
             "give --tensorboard-logdir or --wandb-project (and install what they need)"
         )
+    require_matplotlib(f"{FLAG} {interval}")
     if not trainer.is_data_parallel_master:
         return None
     ordered = sorted(modules, key=lambda name: ROUTED_KINDS.index(name.rpartition(" ")[0]))

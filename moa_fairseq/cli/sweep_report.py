@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 from pathlib import Path
 from typing import Optional, Sequence
 
-from ..errors import UsageError
 from ..sweep.summary import QUALITIES, read_rows, section
 from ..sweep.writing import write_report
 from .common import command
@@ -30,8 +28,6 @@ def main(arguments: Optional[Sequence[str]] = None) -> None:
         help="what the picture shows, on the validation set (default: loss)",
     )
     args = parser.parse_args(arguments)
-    if importlib.util.find_spec("matplotlib") is None:
-        raise UsageError('the picture needs matplotlib; install it: pip install -e ".[plots]"')
     sweep, rows = read_rows(args.folder)
     found = section(sweep, rows, args.quality)
     path = write_report(found, rows, sweep.bleu, args.out or args.folder / "report")

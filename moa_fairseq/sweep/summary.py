@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
+from ..analysis.plots import require_matplotlib
 from ..analysis.report_sections import ReportFigure, ReportSection, ReportTable
 from ..errors import UsageError
 from .grid import Point, Size
@@ -129,7 +130,8 @@ def section(sweep: Sweep, rows: Sequence[Row], quality: str) -> ReportSection:
         quality: one of `QUALITIES`, for the picture.
 
     Raises:
-        UsageError: where no point has that quality.
+        UsageError: where no point has that quality, or there is a picture to draw and no
+            matplotlib.
     """
     name = "bleu valid" if quality == "bleu" else quality
     shown = [row for row in rows if name in row.measured]
@@ -160,8 +162,12 @@ def _paragraphs(sweep: Sweep, rows: Sequence[Row]) -> Tuple[str, ...]:
     lines = []
     if finished < asked:
         lines.append(f"Incomplete: {finished} of {asked} points are finished.")
+    average = sweep.settings.average
+    epochs = (
+        "that of its last epoch" if average == 1 else f"the average of its last {average} epochs"
+    )
     lines.append(
-        f"Every model is the average of its last {sweep.settings.average} epochs. Losses are on "
+        f"Every model is {epochs}. Losses are on "
         "the validation set, in bits a token, without router terms. MACs are those of the linear "
         "layers for 10 source and 10 target tokens, as the paper counts. Over several seeds: the "
         "mean, from the least to the greatest."
@@ -235,6 +241,7 @@ _MARKERS = "os^DvPX<>ph"
 
 def _figure(rows: Sequence[Row], name: str, label: str) -> ReportFigure:
     """Quality against parameters and against MACs, side by side with one axis of quality."""
+    require_matplotlib("the picture of a sweep")
     from matplotlib import colormaps
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D

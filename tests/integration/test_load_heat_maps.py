@@ -17,6 +17,10 @@ from moa_fairseq.modules.recording import record_routings
 from .in_process import train
 from .test_distributed import two_workers
 
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("matplotlib") is None, reason="needs matplotlib"
+)
+
 OPTION = "--load-heat-map-interval"
 # 2 of 64 experts, so that some of them have no token; layers that are dropped.
 OPTIONS = [

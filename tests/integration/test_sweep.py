@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import signal
@@ -22,9 +23,14 @@ from ..paths import PACKAGE, ROOT
 from .commands import BIN, last_line, run, script, trained_parameters
 from .in_process import call
 
-pytestmark = pytest.mark.skipif(
-    not hasattr(hydra, "compose"), reason="fairseq 0.12.2 pins hydra 1.0, the YAML needs 1.1"
-)
+pytestmark = [
+    pytest.mark.skipif(
+        not hasattr(hydra, "compose"), reason="fairseq 0.12.2 pins hydra 1.0, the YAML needs 1.1"
+    ),
+    pytest.mark.skipif(
+        importlib.util.find_spec("matplotlib") is None, reason="the report needs matplotlib"
+    ),
+]
 
 MODEL = {"encoder-layers": 1, "decoder-layers": 1, "encoder-embed-dim": 32}
 GRID = ["--num-experts", "4,2", "--heads", "4", "--head-dim", "8", "--average", "1", "--dense"]

@@ -11,6 +11,8 @@ import torch
 from moa_fairseq.analysis.load_heat_map import load_figure, relative_load
 from moa_fairseq.load_heat_maps import LoadHeatMaps
 
+pytest.importorskip("matplotlib")
+
 MODULES = {"encoder-self 0": 4, "cross 0": 4, "cross 1": 2}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import fcntl
+import importlib.util
 import json
 import os
 import re
@@ -26,6 +27,10 @@ from moa_fairseq.sweep.records import Settings, Sweep, read_record, write_record
 from moa_fairseq.sweep.running import Processes, Stopped, Workshop, run_points
 
 from ..paths import ROOT
+
+needs_matplotlib = pytest.mark.skipif(
+    importlib.util.find_spec("matplotlib") is None, reason="needs matplotlib"
+)
 
 DENSE, SMALL, LARGE = Size(4), Size(4, 8, 16), Size(8, 32, 64)
 
@@ -112,6 +117,7 @@ def constructed(tmp_path):
     return tmp_path
 
 
+@needs_matplotlib
 def test_the_report_has_the_numbers_of_the_points(constructed, capsys):
     sweep_report.main([str(constructed)])
     with open(constructed / "report/sweep.csv", encoding="utf-8", newline="") as stream:
@@ -143,6 +149,7 @@ def test_the_report_has_the_numbers_of_the_points(constructed, capsys):
     assert {"quality.png", "quality.svg"} < {p.name for p in (constructed / "report").iterdir()}
 
 
+@needs_matplotlib
 def test_the_picture_has_a_point_for_each_size_where_it_belongs(constructed):
     from moa_fairseq.sweep.summary import read_rows, section
 
