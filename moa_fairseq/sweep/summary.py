@@ -290,8 +290,11 @@ def _figure(rows: Sequence[Row], name: str, label: str) -> ReportFigure:
     def entry(text: str, **look: Any) -> Line2D:
         return Line2D([], [], linestyle="none", label=text, **look)
 
-    grey: Dict[str, Any] = {"color": "dimgrey", "markerfacecolor": "none", "markeredgewidth": 2}
-    entries = [entry(f"E = {number}", marker="o", color=colours[number]) for number in experts]
+    hollow: Dict[str, Any] = {"markerfacecolor": "none", "markeredgewidth": 2}
+    grey = {"color": "dimgrey", **hollow}
+    entries = [
+        entry(f"E = {number}", marker="o", color=colours[number], **hollow) for number in experts
+    ]
     entries += [entry(f"K = {number}", marker=markers[number], **grey) for number in heads]
     entries += [
         entry(f"D = {number}", marker="o", markersize=sizes[number], **grey) for number in dims
