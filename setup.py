@@ -50,6 +50,7 @@ setup(
             "moa-prepare-wmt14 = moa_fairseq.cli.prepare_wmt14:main",
             "moa-profile = moa_fairseq.cli.profile:main",
             "moa-score = moa_fairseq.cli.score:main",
+            "moa-sweep-report = moa_fairseq.cli.sweep_report:main",
             "moa-user-dir = moa_fairseq.cli.user_dir:main",
         ]
     },

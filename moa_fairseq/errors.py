@@ -46,8 +46,10 @@ def refused_file(error: OSError) -> str:
         remedy = "choose a place that you have access to"
     elif error.errno == errno.EEXIST:  # of a folder that is to be made
         return f"{error.filename}: Not a directory; choose a place that you have access to"
+    elif error.filename and error.strerror:
+        remedy = "give another path, or mend this one"
     else:
-        return f"{error.filename}: {error.strerror}" if error.filename else str(error)
+        return str(error)
     return f"{error.filename or 'output'}: {error.strerror}; {remedy}"
 
 

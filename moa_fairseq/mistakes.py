@@ -26,7 +26,7 @@ from hydra.core import utils as hydra_utils
 from omegaconf import OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
-from .errors import UsageError, describe_mismatch, first_line
+from .errors import UsageError, describe_mismatch, first_line, refused_file
 
 
 class Mistake(NamedTuple):
@@ -171,7 +171,7 @@ def line_of(error: BaseException) -> Optional[str]:
         if found and isinstance(error, mistake.kind):
             return mistake.line.format(first_line(error), *found.groups())
     if isinstance(error, OSError) and error.filename and error.strerror:
-        return f"{error.filename}: {error.strerror}; give another path, or mend this one"
+        return refused_file(error)
     return None
 
 

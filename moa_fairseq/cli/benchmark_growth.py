@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import logging
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Optional, Sequence
 from ..analysis.benchmark import Plan, conditions, parse_model
 from ..analysis.benchmark_subject import Setting
 from ..analysis.growth import SWEEPS, measure, page, plot
+from ..analysis.plots import require_matplotlib
 from ..errors import UsageError
 from ..text.files import write_lines
 from .benchmark import add_conditions, check_device
@@ -32,8 +32,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> None:
         if getattr(args, flag) < 1:
             raise UsageError(f"--{flag} {getattr(args, flag)}: it must be at least 1")
     check_device(args)
-    if importlib.util.find_spec("matplotlib") is None:
-        raise UsageError('the plots need matplotlib; install it: pip install -e ".[plots]"')
+    require_matplotlib("a page with plots")
     args.out.mkdir(parents=True, exist_ok=True)
     setting = Setting(device=args.device, precision=args.precision, vocab_size=100)
     models = (parse_model("stock"),)

@@ -7,7 +7,6 @@ plots as PNG and SVG, its tables as CSV, and report.json with the numbers.
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import sys
 from pathlib import Path
 from typing import Optional, Sequence
@@ -17,6 +16,7 @@ from ..analysis.heads.pipeline import head_report
 from ..analysis.heads.words import POST_PROCESSES
 from ..analysis.heads.writing import check_out
 from ..analysis.importance import ImportanceOptions
+from ..analysis.plots import require_matplotlib
 from ..analysis.sentence import SentenceOptions
 from ..errors import UsageError
 from .common import command
@@ -43,8 +43,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> None:
         raise UsageError(
             f"{args.data}: no such folder of data; give fairseq-preprocess's --destdir"
         )
-    if importlib.util.find_spec("matplotlib") is None:
-        raise UsageError('the plots need matplotlib; install it: pip install -e ".[plots]"')
+    require_matplotlib("the report")
     check_out(args.out)
     options = ReportOptions(
         subset=args.subset,

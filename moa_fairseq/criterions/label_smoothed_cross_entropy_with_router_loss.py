@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from ..errors import UsageError
 from ..modules.recording import record_routings, routed_modules
 from ..spellings import LOSS_SPELLINGS, SpellingParser
+from .load_heat_map_option import LoadHeatMapConfig, checked_interval
 from .router_terms import (
     RouterLossWeights,
     log_router_metrics,
@@ -25,7 +26,9 @@ from .router_terms import (
 
 
 @dataclass
-class LabelSmoothedCrossEntropyWithRouterLossConfig(LabelSmoothedCrossEntropyCriterionConfig):
+class LabelSmoothedCrossEntropyWithRouterLossConfig(
+    LoadHeatMapConfig, LabelSmoothedCrossEntropyCriterionConfig
+):
     load_balance_weight: float = field(
         default=0.01,
         metadata={"help": "alpha: weight of the load balancing loss, summed over MoA modules"},
@@ -68,6 +71,7 @@ class LabelSmoothedCrossEntropyWithRouterLoss(LabelSmoothedCrossEntropyCriterion
         load_balance_weight: float = 0.01,
         router_z_weight: float = 0.001,
         load_cv_squared_weight: float = 0.0,
+        load_heat_map_interval: int = 0,
     ) -> None:
         super().__init__(task, sentence_avg, label_smoothing, ignore_prefix_size, report_accuracy)
         self.weights = RouterLossWeights(
@@ -77,6 +81,8 @@ class LabelSmoothedCrossEntropyWithRouterLoss(LabelSmoothedCrossEntropyCriterion
         for flag, weight in zip(flags, self.weights):
             if not weight >= 0:
                 raise UsageError(f"{flag} {weight}: it must not be negative; 0 turns the loss off")
+
+        self.load_heat_map_interval = checked_interval(load_heat_map_interval)
 
     @classmethod
     def add_args(cls, parser: Any) -> None:

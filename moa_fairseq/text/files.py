@@ -118,8 +118,11 @@ def _refusal(error: Optional[BaseException], partial: Path) -> Optional[OSError]
 
 
 @contextmanager
-def only_run(out: Path) -> Iterator[None]:
+def only_run(out: Path) -> Iterator[IO[str]]:
     """Keep a second run from working in the same folder.
+
+    Yields:
+        the lock: processes that inherit it keep a second run out for as long as they live.
 
     Raises:
         UsageError: while another run is at work there.
@@ -137,7 +140,7 @@ def only_run(out: Path) -> Iterator[None]:
                         "another folder"
                     ) from error
                 time.sleep(0.5)
-        yield
+        yield lock
 
 
 def write_together(contents: Mapping[Path, str]) -> None:

@@ -24,11 +24,15 @@ from moa_fairseq.cli import (
     prepare_wmt14,
     profile,
     score,
+    sweep,
+    sweep_report,
     user_dir,
     wmt14_estimate,
     wmt14_miniature,
     wmt14_train_command,
 )
+from moa_fairseq.sweep.grid import Point, Size
+from moa_fairseq.sweep.records import Settings, Sweep, write_sweep
 
 from ..paths import PACKAGE, ROOT
 from .commands import last_line, run, script
@@ -79,6 +83,11 @@ COMMANDS = {
         wmt14_train_command.main,
         ["--prepared", "{prepared}", "--save-dir", "{out}/run", *PAIR],
     ),
+    "sweep": (
+        sweep.main,
+        ["--root", str(ROOT), "--prepared", "{prepared}", "--out", "{out}/sweep"],
+    ),
+    "moa-sweep-report": (sweep_report.main, []),
     "fairseq-train": (train_command.cli_main, ["{data}", *TRAIN]),
     "fairseq-train on": (train_command.cli_main, TRAIN),
     "fairseq-train without a batch size": (
@@ -121,6 +130,7 @@ def ground(toy, tmp_path_factory):
     torch.save({"weights": torch.ones(3)}, folders["runs"] / "foreign.pt")
     (folders["runs"] / "other-data").mkdir()
     (folders["runs"] / "other-data/.data-checksum").write_text("1234 5")
+    write_sweeps(folders["runs"])
     models = {name: folders["runs"] / name / "checkpoint_last.pt" for name in ("moa", "dense")}
     return root, {**folders, **models, "prepared": prepared, "data": prepared / "data"}
 
@@ -154,6 +164,14 @@ def write_yaml(folder):
     ):
         assert old in good
         (folder / f"{name}.yaml").write_text(good.replace(old, new))
+
+
+def write_sweeps(folder):
+    for name in ("sweep", "broken-sweep"):
+        (folder / name).mkdir()
+    settings = Settings([], "1 2", 5)
+    write_sweep(folder / "sweep", Sweep(settings, [Point(Size(2, 4, 8), 1)], [], []))
+    (folder / "broken-sweep/sweep.json").write_text("[]")
 
 
 def write_output(folder):
@@ -280,10 +298,12 @@ def test_hydra_in_a_process_of_its_own(ground, tmp_path):
 
 # Of those who work on this package.
 TOOLS = {"test.sh", "test_matrix.sh", "inject_faults.py"}
+# What scripts source or import.
+PARTS = {"environment.sh", "fault_stages.py"}
 
 
 def test_every_command_and_script_is_in_the_tables():
-    scripts = {path.name for path in (ROOT / "scripts").iterdir()} - {"environment.sh", *TOOLS}
+    scripts = {path.name for path in (ROOT / "scripts").iterdir() if path.is_file()}
     commands = set(re.findall(r'"(moa-\S+) = ', (ROOT / "setup.py").read_text()))
     covered = {row.command.split()[0] for row in [*WRONG_USES, *WRONG_USES_OF_FAIRSEQ]}
-    assert scripts | commands <= covered
+    assert (scripts - TOOLS - PARTS) | commands <= covered

@@ -284,7 +284,42 @@ TRAIN_WMT14 = rows(
     ("-- --max-tokens=4096", "--max-tokens after -- changes the 262,144 tokens", "give it before"),
 )
 
+_POINTS = "--num-experts 4 --heads 2 --head-dim 8 "
+SWEEP = [
+    *rows(
+        "sweep",
+        ("--num-experts 4,many", "--num-experts 4,many", "whole numbers from 1 on"),
+        ("--heads 0", "--heads 0", "whole numbers from 1 on"),
+        ("--head-dim ''", "--head-dim", "whole numbers from 1 on"),
+        ("--seeds -1", "--seeds -1", "whole numbers from 1 on"),
+        ("--heads 64", "every K is more than every E", "raise the one or lower the other"),
+        ("--dense 0", "--dense 0", "at least 1"),
+        ("--average 0", "--average 0", "at least 1"),
+        (_POINTS + "--average 21", "--average 21: with optimization.max_epoch=20", "lower it"),
+        (_POINTS + "--average 6", "--average 6: with checkpoint.keep_last_epochs=5", "lower it"),
+        (_POINTS + "--jobs 0", "--jobs 0", "at least 1"),
+        (_POINTS + "--dense 3", "3 does not divide --encoder-embed-dim", "choose a"),
+        ("--bleu dev", "--bleu dev is not in", "give for instance valid"),
+        ("--expert 4", "unrecognized arguments: --expert", USAGE),
+        ("--prepared {texts}", "was not made by prepare.sh", "make it with"),
+        ("-- --max-epoch 3", "--max-epoch after --", "hydra's form"),
+        ("-- common.seed=3", "every point has its own common.seed", "leave it out"),
+        (_POINTS + "-- optimization.max_epok=3", "max_epok", "mend the spelling"),
+        (_POINTS + "-- +model.gate_normalization=most", "gate_normalization", "a value that fits"),
+    ),
+    *rows(
+        "moa-sweep-report",
+        ("", "required: DIR", USAGE),
+        ("{texts}", "holds no sweep.json", "give the --out of sweep.sh"),
+        ("{runs}/broken-sweep", "was not written by sweep.sh", "give the --out of a sweep"),
+        ("{runs}/sweep --quality bleu", "no finished point has it", "--bleu valid"),
+        ("{runs}/sweep --quality ppl", "invalid choice: 'ppl'", USAGE),
+        ("{runs}/sweep --out {out}/file", "Not a directory", "choose a place"),
+    ),
+]
+
 SCRIPTS = [
+    *rows("sweep.sh", ("", "needs --prepared DIR and --out DIR", "see --help")),
     *rows(
         "prepare.sh",
         ("", "needs --source-lang", "see --help"),
@@ -361,6 +396,7 @@ WRONG_USES = [
         *OTHER_COMMANDS,
         *PREPARE_WMT14,
         *TRAIN_WMT14,
+        *SWEEP,
     ),
     *SCRIPTS,
 ]

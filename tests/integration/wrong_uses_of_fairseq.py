@@ -33,6 +33,8 @@ OPTIONS = rows(
     # What contradicts another option.
     ("--num-experts 8 --num-expert 9", "--num-experts 8 and --num-expert 9", "give one of them"),
     ("--router-noise --gating normal", "--router-noise and --gating normal", "give one of them"),
+    ("--load-heat-map-interval -5", "--load-heat-map-interval -5", "0 draws none"),
+    ("--load-heat-map-interval 5 --no-save", "there is no place to draw to", "give --tensorboard"),
     ("--zloss 1 --router-z-weight 2", "two spellings of one option", "give one of them"),
     ("--switchloss 1 --load-balance-weight 2", "two spellings of one option", "give one of them"),
     ("--cvloss 1 --load-cv-squared-weight 2", "two spellings of one option", "give one of them"),
@@ -132,7 +134,7 @@ TRANSLATION = [
         ),
         ("--path {moa} --source-lang fr --target-lang de", "language fr", "--source-lang"),
         ("--path {moa}:{runs}/foreign.pt", "is not a fairseq checkpoint", "give a file"),
-        ("--path {moa} --results-path {out}/file", "File exists", "give another path"),
+        ("--path {moa} --results-path {out}/file", "Not a directory", "choose a place"),
         (
             "--path {moa} --model-overrides \"{{'num_experts': 2}}\"",
             "--num-experts 2 is fewer than",

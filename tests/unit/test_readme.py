@@ -10,6 +10,7 @@ import pytest
 from moa_fairseq.criterions.label_smoothed_cross_entropy_with_router_loss import (
     LabelSmoothedCrossEntropyWithRouterLossConfig,
 )
+from moa_fairseq.criterions.load_heat_map_option import LoadHeatMapConfig
 from moa_fairseq.models.config import MoATransformerConfig
 from moa_fairseq.models.moa_transformer import NAMED_VARIANTS
 
@@ -27,16 +28,16 @@ def option_rows(heading):
 
 
 @pytest.mark.parametrize(
-    "heading,config",
+    "heading,configs",
     [
-        ("Architectures", MoATransformerConfig),
-        ("Criterion", LabelSmoothedCrossEntropyWithRouterLossConfig),
+        ("Architectures", [MoATransformerConfig]),
+        ("Criterion", [LabelSmoothedCrossEntropyWithRouterLossConfig, LoadHeatMapConfig]),
     ],
 )
-def test_every_option_stands_in_the_readme_with_its_default(heading, config):
-    fields = config.__dataclass_fields__
+def test_every_option_stands_in_the_readme_with_its_default(heading, configs):
+    fields = configs[0].__dataclass_fields__
     rows = option_rows(heading)
-    assert rows.keys() == config.__annotations__.keys()
+    assert rows.keys() == {name for config in configs for name in config.__annotations__}
     for name, shown in rows.items():
         default = fields[name].default
         if isinstance(default, bool):
