@@ -1,8 +1,9 @@
 """Attention whose query and output projections are multiplied into the keys and values.
 
-Where every token uses every expert and many tokens meet the same few keys, as the hypotheses of
-a sentence do in cross-attention, q_t·(W_i^q·kᵀ) and w·(v·W_i^o) cost less than (q_t·W_i^q)·kᵀ and
-(w·v)·W_i^o: S instead of D numbers for each head and token. Plain PyTorch; one head an expert.
+Where many tokens meet the same few keys, as the hypotheses of a sentence do in cross-attention,
+q_t·(W_i^q·kᵀ) and w·(v·W_i^o) cost less than (q_t·W_i^q)·kᵀ and (w·v)·W_i^o: S instead of D numbers
+for each head and token. All experts are computed, those that a token did not select with a gate of
+zero. Plain PyTorch; one head an expert.
 """
 
 from __future__ import annotations
@@ -30,23 +31,28 @@ class AbsorbedProjections(NamedTuple):
     key_bias: Optional[Tensor]
 
 
-def worth_absorbing(sharers: int, keys: Tensor, num_experts: int, embed_dim: int) -> bool:
+def worth_absorbing(
+    sharers: int, keys: Tensor, num_selected: int, num_experts: int, embed_dim: int
+) -> bool:
     """Whether absorbing saves time on a CPU.
 
-    It takes 2·E·d·D·S multiply-adds for a sentence, and saves 2·E·(d·(D - S) + S·D) for each
-    token of each hypothesis. The products that remain have a few rows each, for which they are
+    It takes 2·E·d·D·S multiply-adds for a sentence. A token of a hypothesis then needs 2·E·d·S
+    instead of 2·K·(d·D + S·D). The products that remain have a few rows each, for which they are
     slow unless keys and values stay in the cache: the bounds are measured ones.
 
     Args:
         sharers: hypotheses that share their keys.
         keys: `[n, 1, S, D]`.
-        num_experts, embed_dim: E and d.
+        num_selected, num_experts, embed_dim: K, E and d.
     """
     groups, _, source_length, head_dim = keys.shape
     if groups == 1:
-        return sharers > 1 and 4 * source_length <= 3 * head_dim
+        few = 4 * source_length <= 3 * head_dim and num_experts == num_selected
+        few = few or (3 * source_length <= head_dim and num_experts <= 4 * num_selected)
+        return sharers > 1 and few
     small = groups * num_experts * source_length * embed_dim <= MOST_NUMBERS
-    return small and sharers > 3 and 3 * source_length <= head_dim
+    few = 3 * source_length <= head_dim and num_experts == num_selected
+    return small and sharers > 3 and few
 
 
 def absorb(
@@ -93,7 +99,7 @@ def attend_absorbed(
 
     Args:
         tokens: `[n, R, d]`, all tokens that meet a sentence's keys.
-        gates: `[n, R, E]`.
+        gates: `[n, R, E]`; zero for experts that a token did not select.
         absorbed: of the same sentences.
         key_padding_mask: `[n, S]` bool.
         o_bias: `[E, d]`, b_i.

@@ -203,21 +203,44 @@ class MixtureOfAttentionHeads(nn.Module):
                 *(keys, values, mask, need_weights or need_head_weights),
             )
         else:
-            rows = (len(keys), -1)  # tokens of the hypotheses of a sentence, side by side
-            output, weights = attend_absorbed(
-                tokens.reshape(*rows, self.embed_dim),  # [n, beam*T, d]
-                gates.reshape(*rows, self.num_experts),  # [n, beam*T, E]
-                absorbed,
-                key_padding_mask,
-                self.o_experts.bias,
+            output, weights = self._attend_absorbed(
+                *(tokens, routing.indices, gates, absorbed, key_padding_mask),
+                need_weights or need_head_weights,
             )
         output = output.reshape(batch, target_length, -1).transpose(0, 1)  # [T, batch, d]
-        if weights is None or not (need_weights or need_head_weights):
+        if weights is None:
             return output, None
         weights = weights.reshape(batch, target_length, self.num_heads, -1)  # [batch, T, K*H, S]
         if need_head_weights:
             return output, weights.permute(2, 0, 1, 3)  # [K*H, batch, T, S]
         return output, weights.mean(dim=2)  # [batch, T, S]
+
+    def _attend_absorbed(
+        self,
+        tokens: Tensor,
+        indices: Tensor,
+        gates: Tensor,
+        absorbed: AbsorbedProjections,
+        key_padding_mask: Optional[Tensor],
+        need_weights: bool,
+    ) -> Tuple[Tensor, Optional[Tensor]]:
+        """As :meth:`_attend_routed`, with keys and values that have absorbed the projections."""
+        # Tokens of the hypotheses of a sentence stand side by side.
+        rows = (absorbed.keys.shape[0], -1)
+        all_gates = gates.new_zeros(*gates.shape[:2], self.num_experts)  # [batch, T, E]
+        all_gates = all_gates.scatter(2, indices, gates)
+        output, weights = attend_absorbed(
+            tokens.reshape(*rows, self.embed_dim),  # [n, beam*T, d]
+            all_gates.reshape(*rows, self.num_experts),  # [n, beam*T, E]
+            absorbed,
+            key_padding_mask,
+            self.o_experts.bias,
+        )
+        if not need_weights:
+            return output, None
+        weights = weights.reshape(*all_gates.shape, -1)  # [batch, T, E, S]
+        chosen = indices.unsqueeze(3).expand(-1, -1, -1, weights.shape[3])
+        return output, weights.gather(2, chosen)  # [batch, T, K, S]
 
     def _attend_routed(
         self,
@@ -272,7 +295,7 @@ class MixtureOfAttentionHeads(nn.Module):
             plan,
             gated=early,
         )
-        return output, weights
+        return output, weights if need_weights else None
 
     def _keys_and_values(
         self,
@@ -344,14 +367,14 @@ class MixtureOfAttentionHeads(nn.Module):
     def _may_absorb(self, keys: Tensor, sharers: int) -> bool:
         """Whether these keys `[n, H, S, D]`, settled and shared, go into the projections."""
         possible = (
-            self.num_selected == self.num_experts
-            and self.heads_per_expert == 1
+            self.heads_per_expert == 1
             and self.expert_backend in (AUTO, DENSE)
             and keys.device.type == "cpu"
             and keys.dtype == torch.float32
             and not self._drops_weights()
         )
-        return possible and worth_absorbing(sharers, keys, self.num_experts, self.embed_dim)
+        sizes = (self.num_selected, self.num_experts, self.embed_dim)
+        return possible and worth_absorbing(sharers, keys, *sizes)
 
     def _absorbed(
         self, incremental_state: Optional[IncrementalState]

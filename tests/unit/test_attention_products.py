@@ -163,8 +163,18 @@ def search(task, model, sample, beam):
     ]
 
 
-@pytest.mark.parametrize("options", [{}, {"projection_bias": True}, {"dropout": 0.5}], ids=str)
-@pytest.mark.parametrize("lengths", [[5], [6, 2, 5, 7]], ids=["one sentence", "several"])
+@pytest.mark.parametrize(
+    "options,lengths",
+    [
+        ({}, [5]),
+        ({}, [6, 2, 5, 7]),
+        ({"projection_bias": True}, [6, 2, 5, 7]),
+        ({"dropout": 0.5}, [5]),
+        ({"num_experts": 5}, [5]),
+        ({"num_experts": 5, "projection_bias": True}, [5]),
+    ],
+    ids=str,
+)
 def test_beam_search_with_absorbed_projections_changes_nothing(options, lengths, monkeypatch):
     task = toy_task()
     sample = toy_sample(task, lengths, [1] * len(lengths))
@@ -184,14 +194,19 @@ def test_beam_search_with_absorbed_projections_changes_nothing(options, lengths,
 
 @pytest.mark.parametrize(
     "options",
-    [{"num_experts": 4}, {"heads_per_expert": 2, "head_dim": 12}, {"expert_backend": "loop"}],
-    ids=["K < E", "two heads an expert", "another backend"],
+    [
+        {"num_experts": 4},
+        {"heads_per_expert": 2, "head_dim": 12},
+        {"expert_backend": "loop"},
+        {"head_dim": 16},
+    ],
+    ids=["K < E", "two heads an expert", "another backend", "many keys"],
 )
-def test_projections_are_absorbed_only_where_that_is_the_same(options, monkeypatch):
+def test_projections_are_absorbed_only_where_that_pays(options, monkeypatch):
     task = toy_task()
     model = searching(task, **options)
     absorbed = absorbing_modules(model, monkeypatch)
-    search(task, model, toy_sample(task, [5], [1]), 4)
+    search(task, model, toy_sample(task, [5, 6], [1, 1]), 4)
     assert not absorbed
 
 
@@ -211,13 +226,16 @@ def test_dropout_during_inference_keeps_acting_on_weights(monkeypatch):
 
 
 def test_absorbing_is_bounded():
-    def worth(sharers, sentences, length):
-        return worth_absorbing(sharers, torch.empty(sentences, 1, length, 128), 8, 512)
+    def worth(sharers, sentences, length, experts=8):
+        keys = torch.empty(sentences, 1, length, 128)
+        return worth_absorbing(sharers, keys, 8, experts, 512)
 
     assert worth(5, 16, 30) and worth(2, 1, 96)
     assert not worth(1, 1, 30)  # nothing is shared
     assert not worth(3, 16, 30) and not worth(5, 16, 43) and not worth(5, 1, 97)
     assert not worth(5, 100, 30)  # 47 MiB
+    assert worth(5, 1, 42, 32)
+    assert not worth(5, 1, 43, 32) and not worth(5, 1, 30, 33) and not worth(5, 2, 30, 32)
 
 
 def test_an_order_that_changes_nothing():
