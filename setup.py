@@ -42,8 +42,10 @@ setup(
         "console_scripts": [
             "moa-average-checkpoints = moa_fairseq.cli.average_checkpoints:main",
             "moa-import-official = moa_fairseq.cli.import_official:main",
+            "moa-masked-perplexity = moa_fairseq.cli.masked_perplexity:main",
             "moa-prepare = moa_fairseq.cli.prepare:main",
             "moa-prepare-wmt14 = moa_fairseq.cli.prepare_wmt14:main",
+            "moa-prepare-wikitext103 = moa_fairseq.cli.prepare_wikitext103:main",
             "moa-profile = moa_fairseq.cli.profile:main",
             "moa-score = moa_fairseq.cli.score:main",
             "moa-user-dir = moa_fairseq.cli.user_dir:main",

@@ -118,7 +118,7 @@ def load_masked_lm(path: Path, data: str, masking: Masking, cpu: bool) -> Tuple[
         )
     del state
     with one_line_for_mistakes():
-        models, cfg, task = checkpoint_utils.load_model_ensemble_and_task(
+        models, _, task = checkpoint_utils.load_model_ensemble_and_task(
             [str(path)], arg_overrides={"data": data, **asdict(masking)}
         )
     with open_dict(task.cfg):
@@ -130,11 +130,11 @@ def load_masked_lm(path: Path, data: str, masking: Masking, cpu: bool) -> Tuple[
     return model, task
 
 
-def block_sums(model: nn.Module, task: Any, subset: str, max_tokens: int) -> BlockSums:
+def block_sums(model: Any, task: Any, subset: str, max_tokens: int) -> BlockSums:
     """Run a model over all blocks of a split.
 
     Args:
-        model: in evaluation mode; it runs where its parameters are.
+        model: a fairseq model in evaluation mode; it runs where its parameters are.
         task: fairseq's `masked_lm`.
         subset: name of the split.
         max_tokens: tokens of a batch; it changes nothing but time and memory.
@@ -210,12 +210,10 @@ def interval(
     return math.exp(low), math.exp(high)
 
 
-def _resampled_means(
-    nats: np.ndarray, tokens: np.ndarray, resamples: int, seed: int
-) -> np.ndarray:
+def _resampled_means(nats: np.ndarray, tokens: np.ndarray, resamples: int, seed: int) -> np.ndarray:
     """Nats per masked token of each resample; the same blocks for the same seed and number."""
     generator = np.random.default_rng(seed)
-    means = []
+    means: List[float] = []
     while len(means) < resamples:
         drawn = generator.integers(len(tokens), size=len(tokens))
         if tokens[drawn].any():
@@ -256,9 +254,7 @@ def perplexity_report(sums: BlockSums, resamples: int = RESAMPLES) -> Dict[str, 
     return report
 
 
-def difference(
-    sums: BlockSums, baseline: BlockSums, resamples: int = RESAMPLES
-) -> Dict[str, Any]:
+def difference(sums: BlockSums, baseline: BlockSums, resamples: int = RESAMPLES) -> Dict[str, Any]:
     """How much less or more perplexed a model is than another, on the same masked tokens.
 
     Raises:

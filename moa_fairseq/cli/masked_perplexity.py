@@ -85,9 +85,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> None:
     ):
         if number < least:
             raise UsageError(f"{flag} {number}: it must be at least {least}")
-    masking = Masking(
-        args.seed, args.mask_prob, args.leave_unmasked_prob, args.random_token_prob
-    )
+    masking = Masking(args.seed, args.mask_prob, args.leave_unmasked_prob, args.random_token_prob)
     baseline = read_blocks(args.baseline) if args.baseline else None
     model, task = load_masked_lm(args.path, args.data, masking, args.cpu)
     sums = block_sums(model, task, args.subset, args.max_tokens)
@@ -103,7 +101,11 @@ def main(arguments: Optional[Sequence[str]] = None) -> None:
     text = report_text(report)
     if args.report:
         args.report.parent.mkdir(parents=True, exist_ok=True)
-        contents = (text, json.dumps(report, indent=2, ensure_ascii=False) + "\n", blocks_text(sums))
+        contents = (
+            text,
+            json.dumps(report, indent=2, ensure_ascii=False) + "\n",
+            blocks_text(sums),
+        )
         write_together(
             {
                 Path(f"{args.report}{suffix}"): content
@@ -136,7 +138,3 @@ def read_blocks(path: Path) -> BlockSums:
         raise UsageError(
             f"--baseline {path}: it is no PREFIX.blocks.tsv of moa-masked-perplexity; give one"
         ) from error
-
-
-if __name__ == "__main__":
-    main()

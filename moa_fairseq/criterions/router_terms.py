@@ -157,7 +157,7 @@ def padding_masks(sample: Dict[str, Any], padding_index: int) -> Dict[str, Tenso
     """
     inputs = sample["net_input"]
     source = inputs["src_tokens"].eq(padding_index)  # [batch, S]
-    masks = {kind: source for kind in ENCODER_KINDS}
+    masks = dict.fromkeys(ENCODER_KINDS, source)
     if "prev_output_tokens" in inputs:
         target = inputs["prev_output_tokens"].eq(padding_index)  # [batch, T]
         masks.update({kind: target for kind in ROUTED_KINDS if kind not in ENCODER_KINDS})

@@ -140,9 +140,7 @@ def masked_lm_transformer_config(options: Namespace) -> TransformerConfig:
     if positions not in POSITIONS:
         raise UsageError(f"--positions {positions}: give one of {', '.join(POSITIONS)}")
     if not 0 <= options.pooler_dropout <= 1:
-        raise UsageError(
-            f"--pooler-dropout {options.pooler_dropout}: it must lie between 0 and 1"
-        )
+        raise UsageError(f"--pooler-dropout {options.pooler_dropout}: it must lie between 0 and 1")
     flat = Namespace(**vars(options))
     # What BERT has otherwise than the Transformer, as in fairseq's architecture `roberta`.
     flat.layernorm_embedding = not options.encoder_normalize_before
