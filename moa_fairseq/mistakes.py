@@ -27,6 +27,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
 from .errors import UsageError, describe_mismatch, first_line
+from .masked_lm_checks import check_masked_lm
 
 
 class Mistake(NamedTuple):
@@ -55,6 +56,12 @@ MISTAKES: Tuple[Mistake, ...] = (
         r"'(.*)/dict\.([^/']+)\.txt'$",
         "the data folder {1} has no dictionary of language {2}; give the --destdir of "
         "fairseq-preprocess, and its --source-lang and --target-lang",
+    ),
+    Mistake(
+        FileNotFoundError,
+        r"'(.*)/dict\.txt'$",
+        "the data folder {1} has no dictionary dict.txt of one language; give the --destdir of "
+        "fairseq-preprocess --only-source, which scripts/prepare_wikitext103.sh calls data/",
     ),
     Mistake(
         FileNotFoundError,
@@ -279,6 +286,7 @@ def end_in_one_line() -> None:
         with one_line_for_mistakes():
             if main.__module__ == "fairseq_cli.interactive":
                 check_generation(cfg)
+            check_masked_lm(getattr(cfg, "task", None))
             return original(cfg, main, *args, **kwargs)
 
     @functools.wraps(original_trainer)

@@ -22,6 +22,7 @@ from tqdm import tqdm
 
 from ..checkpoints import load_checkpoint
 from ..errors import UsageError
+from ..masked_lm_checks import check_mask_probabilities
 from ..mistakes import one_line_for_mistakes
 from ..resuming import options_of
 from ..text.files import sha256
@@ -57,30 +58,6 @@ class Masking:
         if self.seed < 0:
             raise UsageError(f"--seed {self.seed}: it must not be negative")
         check_mask_probabilities(self.mask_prob, self.leave_unmasked_prob, self.random_token_prob)
-
-
-def check_mask_probabilities(
-    mask_prob: float, leave_unmasked_prob: float, random_token_prob: float
-) -> None:
-    """Refuse probabilities on which fairseq would end in a bare assertion.
-
-    Raises:
-        UsageError: naming flag, value and remedy.
-    """
-    if not 0 < mask_prob < 1:
-        raise UsageError(f"--mask-prob {mask_prob}: it must lie between 0 and 1, both excluded")
-    for flag, value in (
-        ("--leave-unmasked-prob", leave_unmasked_prob),
-        ("--random-token-prob", random_token_prob),
-    ):
-        if not 0 <= value <= 1:
-            raise UsageError(f"{flag} {value}: it must lie between 0 and 1")
-    if leave_unmasked_prob + random_token_prob > 1:
-        raise UsageError(
-            f"--leave-unmasked-prob {leave_unmasked_prob} and --random-token-prob "
-            f"{random_token_prob} are shares of the masked tokens, and more than 1 together; lower "
-            "one"
-        )
 
 
 @dataclass(frozen=True)
