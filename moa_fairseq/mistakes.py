@@ -101,7 +101,8 @@ MISTAKES: Tuple[Mistake, ...] = (
         Exception,
         r"^The dataset is empty",
         "no training pair is left: the data are empty, or every pair is longer than "
-        "--max-source-positions or --max-target-positions; raise them or give other data",
+        "--max-source-positions or --max-target-positions (of masked_lm: --tokens-per-sample); "
+        "raise them or give other data",
     ),
     Mistake(
         ValueError,
@@ -111,8 +112,9 @@ MISTAKES: Tuple[Mistake, ...] = (
     Mistake(
         Exception,
         r"^Size of sample #(\d+) is invalid",
-        "sentence {1} is longer than --max-source-positions or --max-target-positions; raise them, "
-        "or leave such sentences out with --skip-invalid-size-inputs-valid-test",
+        "sentence {1} is longer than --max-source-positions or --max-target-positions (of "
+        "masked_lm: --tokens-per-sample); raise them, or leave such sentences out with "
+        "--skip-invalid-size-inputs-valid-test",
     ),
     Mistake(
         AssertionError,
