@@ -7,9 +7,7 @@ import re
 
 import pytest
 
-from moa_fairseq.criterions.label_smoothed_cross_entropy_with_router_loss import (
-    LabelSmoothedCrossEntropyWithRouterLossConfig,
-)
+from moa_fairseq.criterions.with_router_loss import RouterLossConfig
 from moa_fairseq.models.config import MoATransformerConfig
 from moa_fairseq.models.moa_transformer import NAMED_VARIANTS
 
@@ -30,7 +28,7 @@ def option_rows(heading):
     "heading,config",
     [
         ("Architectures", MoATransformerConfig),
-        ("Criterion", LabelSmoothedCrossEntropyWithRouterLossConfig),
+        ("Criterion", RouterLossConfig),
     ],
 )
 def test_every_option_stands_in_the_readme_with_its_default(heading, config):
