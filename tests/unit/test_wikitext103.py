@@ -149,6 +149,22 @@ def test_an_interrupted_run_goes_on(tmp_path, monkeypatch):
     assert (out / "work/pieces" / done[0].name).stat().st_mtime_ns == first
 
 
+def test_the_download_is_what_is_on_record_or_refused(tmp_path, monkeypatch):
+    """From an address of one's own, here a folder: GPT-2's files and the archive."""
+    write_archive(tmp_path / "in")
+    base = ["--base-url", (tmp_path / "in").as_uri(), "--out", str(tmp_path / "out")]
+    with pytest.raises(UsageError, match=r"has [0-9,]+ bytes instead of 191,984,949"):
+        main(base)
+    assert not list((tmp_path / "out/archives").glob("*.zip*"))
+    main([*base, "--checksums", str(tmp_path / "in/SHA256SUMS"), "--workers", "1"])
+    assert (tmp_path / "out/archives/wikitext-103-raw-v1.zip").exists()
+    assert (tmp_path / "out/pieces/train").read_text().count("\n") == 62
+    usage = type("usage", (), {"free": 10**9})
+    monkeypatch.setattr("shutil.disk_usage", lambda _: usage)
+    with pytest.raises(UsageError, match=r"about 3\.2 GB of disk are needed and 1\.0 GB are free"):
+        main(["--out", str(tmp_path / "full")])
+
+
 def damage(folder, how):
     path = folder / "wikitext-103-raw-v1.zip"
     if how == "cut":

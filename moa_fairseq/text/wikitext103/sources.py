@@ -18,6 +18,7 @@ from ...errors import UsageError
 from ..files import atomic_writer, sha256
 from ..wmt14 import fetching
 from ..wmt14.archives import Archive
+from ..wmt14.estimates import check_disk
 
 SPLITS = ("train", "valid", "test")
 CORPUS = Archive(
@@ -26,6 +27,8 @@ CORPUS = Archive(
     191984949,
     "sha256:91c00ae287f0d699e18605c84afc9e45c192bc6b7797ff8837e5474655a33794",
 )
+# Of the training text, unpacked.
+TEXT_BYTES = 546_500_949
 # The lines of each split as published, blank ones among them.
 PUBLISHED_LINES: Mapping[str, int] = {"train": 1801350, "valid": 3760, "test": 4358}
 _OPENAI = "https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/"
@@ -71,11 +74,14 @@ def find_sources(
         paths, and what identifies each of them whatever its path, by name.
 
     Raises:
-        UsageError: for what is missing or is not what it should be.
+        UsageError: for what is missing or is not what it should be, and for a full disk.
     """
     files: Dict[str, Path] = {}
     identity: Dict[str, Tuple[str, str]] = {}
     digests = fetching.read_checksums(checksums) if checksums else None
+    if from_dir is None and digests is None:
+        there = (out / "archives" / CORPUS.name).exists()
+        check_disk(out, 0 if there else CORPUS.size or 0, TEXT_BYTES)
     for known in (CORPUS, *(GPT2_FILES if gpt2 else ())):
         if known is CORPUS and from_dir is not None and not (from_dir / known.name).is_file():
             texts = {split: _own_text(from_dir, split) for split in SPLITS}
