@@ -71,7 +71,7 @@ command=(fairseq-train "$data" --user-dir "$(moa-user-dir)" --task masked_lm
   --sample-break-mode none --tokens-per-sample 128 --mask-prob 0.15
   --dropout 0.1 --attention-dropout 0.0 --activation-dropout 0.0
   --optimizer adam --adam-betas '(0.9, 0.98)' --adam-eps 1e-6 --weight-decay 0.01 --clip-norm 0.0
-  --lr 6e-4 --lr-scheduler inverse_sqrt --warmup-updates 2000 --warmup-init-lr 1e-7
+  --lr 6e-4 --lr-scheduler inverse_sqrt --warmup-updates 2000
   --max-tokens 16384 --update-freq "$((32 / workers))" --max-epoch 60 --seed 1
   --save-interval-updates 1000 --keep-interval-updates 1 --keep-last-epochs 5
   --log-format simple --log-interval 100 "${device[@]}" "$@")
