@@ -12,6 +12,7 @@ from torch import Tensor
 
 from .errors import UsageError, unreadable_checkpoint
 from .models.config import MoATransformerConfig
+from .models.masked_lm_config import MoAMaskedLMConfig
 from .text.files import atomic_writer
 
 logger = logging.getLogger(__name__)
@@ -28,6 +29,7 @@ TRAINING_OPTIONS = {
     *("checkpoint_activations", "offload_activations", "min_params_to_wrap"),
     "expert_backend",
     *("sample_topk", "router_init_std", "output_init_gain"),
+    *("pooler_dropout", "load_checkpoint_heads"),
 }
 
 
@@ -206,5 +208,6 @@ def _model_options(state: Dict[str, Any]) -> Dict[str, Any]:
     options = dict(model) if isinstance(model, dict) else vars(model)
     # An option that came with a later version has its default in a checkpoint without it.
     options = {**vars(MoATransformerConfig()), **options}
-    names = {*MoATransformerConfig.__dataclass_fields__, "_name", "arch"} - TRAINING_OPTIONS
+    known = {*MoATransformerConfig.__dataclass_fields__, *MoAMaskedLMConfig.__dataclass_fields__}
+    names = {*known, "_name", "arch"} - TRAINING_OPTIONS
     return {name: value for name, value in options.items() if name in names}

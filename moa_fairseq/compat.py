@@ -5,6 +5,8 @@ Importing this module mends, in the running process:
 * checkpoints that fairseq writes and torch >= 2.6 refuses to read (their few classes are
   allowed by name; the check that a checkpoint runs no code is on in every version of torch);
 * batching that drops the last sentences of a split (fairseq#5036, #5094, #5351);
+* `np.compat`, which numpy 2 dropped and fairseq still asks for: in `--sample-break-mode eos` of
+  language models, and in `--num-batch-buckets` of translation;
 * batching that differs between a run and its resumption after the first epoch;
 * checkpoints that would run code, or that end in a traceback where they are damaged;
 * a run that several workers resume, with torch >= 2.6;
@@ -25,6 +27,7 @@ import os
 import sys
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
+from types import ModuleType, SimpleNamespace
 from typing import Any, Callable, ContextManager, Iterator, List, Mapping, Optional, Sequence
 
 import torch
@@ -127,6 +130,25 @@ def _keeps_last_batch(batch_by_size: Callable[..., Any]) -> bool:
         required_batch_size_multiple=2,
     )
     return sum(len(batch) for batch in batches) == 3
+
+
+def give_numpy_what_fairseq_asks_for() -> None:
+    """Let fairseq find `np.compat.long`, which is `int`, where numpy has it no longer.
+
+    Only the two modules of fairseq that name it see it; numpy itself is left as it is.
+    """
+    if not hasattr(np, "compat"):
+        for name in ("token_block_dataset", "language_pair_dataset"):
+            vars(importlib.import_module(f"fairseq.data.{name}"))["np"] = _NumpyWithCompat("numpy")
+
+
+class _NumpyWithCompat(ModuleType):
+    """numpy, with the one name of its former module `compat` that fairseq uses."""
+
+    compat = SimpleNamespace(long=int)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(np, name)
 
 
 def resume_with_the_same_batches() -> None:
@@ -356,6 +378,7 @@ def _to_device(value: Any, device: Any) -> Any:
 
 allow_fairseq_checkpoints()
 keep_every_sentence()
+give_numpy_what_fairseq_asks_for()
 resume_with_the_same_batches()
 count_batches_that_fill_up_as_nothing()
 read_checkpoints_safely()

@@ -27,6 +27,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
 from .errors import UsageError, describe_mismatch, first_line, refused_file
+from .masked_lm_checks import check_masked_lm
 
 
 class Mistake(NamedTuple):
@@ -55,6 +56,12 @@ MISTAKES: Tuple[Mistake, ...] = (
         r"'(.*)/dict\.([^/']+)\.txt'$",
         "the data folder {1} has no dictionary of language {2}; give the --destdir of "
         "fairseq-preprocess, and its --source-lang and --target-lang",
+    ),
+    Mistake(
+        FileNotFoundError,
+        r"'(.*)/dict\.txt'$",
+        "the data folder {1} has no dictionary dict.txt of one language; give the --destdir of "
+        "fairseq-preprocess --only-source, which scripts/prepare_wikitext103.sh calls data/",
     ),
     Mistake(
         FileNotFoundError,
@@ -94,7 +101,8 @@ MISTAKES: Tuple[Mistake, ...] = (
         Exception,
         r"^The dataset is empty",
         "no training pair is left: the data are empty, or every pair is longer than "
-        "--max-source-positions or --max-target-positions; raise them or give other data",
+        "--max-source-positions or --max-target-positions (of masked_lm: --tokens-per-sample); "
+        "raise them or give other data",
     ),
     Mistake(
         ValueError,
@@ -104,8 +112,9 @@ MISTAKES: Tuple[Mistake, ...] = (
     Mistake(
         Exception,
         r"^Size of sample #(\d+) is invalid",
-        "sentence {1} is longer than --max-source-positions or --max-target-positions; raise them, "
-        "or leave such sentences out with --skip-invalid-size-inputs-valid-test",
+        "sentence {1} is longer than --max-source-positions or --max-target-positions (of "
+        "masked_lm: --tokens-per-sample); raise them, or leave such sentences out with "
+        "--skip-invalid-size-inputs-valid-test",
     ),
     Mistake(
         AssertionError,
@@ -279,6 +288,7 @@ def end_in_one_line() -> None:
         with one_line_for_mistakes():
             if main.__module__ == "fairseq_cli.interactive":
                 check_generation(cfg)
+            check_masked_lm(getattr(cfg, "task", None))
             return original(cfg, main, *args, **kwargs)
 
     @functools.wraps(original_trainer)

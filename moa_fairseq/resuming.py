@@ -14,6 +14,7 @@ from omegaconf import OmegaConf
 from .compat import resumption_checks
 from .errors import UsageError
 from .models.config import FlatTransformerConfig, MoATransformerConfig
+from .models.masked_lm_config import DenseMaskedLMConfig
 
 # What a MoA model computes, beside its parameters. Options that only shape training, or name
 # files and limits, may change from run to run.
@@ -23,9 +24,14 @@ COMPUTING_OPTIONS = (
     *("ffn_type", "ffn_num_experts", "ffn_num_selected", "activation_fn", "no_scale_embedding"),
     *("encoder_normalize_before", "decoder_normalize_before", "layernorm_embedding"),
     *("no_token_positional_embeddings", "encoder_learned_pos", "decoder_learned_pos"),
+    "positions",
 )
-# What fairseq's Transformer has of them.
-_DENSE = {field.name for field in fields(FlatTransformerConfig)}
+# What fairseq's own models have of them.
+_DENSE = {
+    field.name
+    for config in (FlatTransformerConfig, DenseMaskedLMConfig)
+    for field in fields(config)
+}
 DENSE_OPTIONS = tuple(name for name in COMPUTING_OPTIONS if name in _DENSE)
 
 
@@ -42,7 +48,7 @@ def refuse_another_model(path: str, state: Mapping[str, Any], cfg: Any) -> None:
     """
     ours, theirs = options_of(cfg.model), options_of((state.get("cfg") or {}).get("model"))
     with_moa = "num_experts" in ours
-    if not theirs or not (with_moa or str(ours.get("arch")).startswith("dense_transformer")):
+    if not theirs or not (with_moa or str(ours.get("arch")).startswith("dense_")):
         return  # a checkpoint that does not say what it is; or a model that is not of this package
     if with_moa != ("num_experts" in theirs):
         arch, which = theirs.get("arch"), "no " if with_moa else ""

@@ -103,16 +103,31 @@ is_binarised() {
 # binarise OUT SOURCE_LANG TARGET_LANG: makes OUT/data of the subwords in OUT/pieces, unless it was
 # made from just these.
 binarise() {
-  local out="$1" partial="$1/data.partial.$$" tests="" number="" reporter status=0
-  if is_binarised "$out"; then
-    return
-  fi
-  check_writable "$out"
+  local out="$1" tests="" number=""
   # fairseq numbers the test sets by their place in this list.
   while [[ -f "$out/pieces/test$number.$2" ]]; do
     tests="${tests:+$tests,}$out/pieces/test$number"
     number=$((number + 1))
   done
+  preprocess "$out" --source-lang "$2" --target-lang "$3" --joined-dictionary --testpref "$tests"
+}
+
+# binarise_text OUT: as binarise, for text of one language; with the dictionary OUT/dict.txt where
+# there is one.
+binarise_text() {
+  local dictionary=()
+  [[ ! -f "$1/dict.txt" ]] || dictionary=(--srcdict "$1/dict.txt")
+  preprocess "$1" --only-source --testpref "$1/pieces/test" "${dictionary[@]}"
+}
+
+# preprocess OUT OPTIONS: runs fairseq-preprocess on OUT/pieces, unless OUT/data is what it would make.
+preprocess() {
+  local out="$1" partial="$1/data.partial.$$" reporter status=0
+  shift
+  if is_binarised "$out"; then
+    return
+  fi
+  check_writable "$out"
   say "binarising; fairseq-preprocess writes to $out/preprocess.log"
   # Where only the shell of an earlier run was killed, its fairseq-preprocess still writes: to a
   # folder and a log of its own, which are gone now.
@@ -126,11 +141,8 @@ binarise() {
     done
   } &
   reporter=$!
-  fairseq-preprocess \
-    --source-lang "$2" --target-lang "$3" \
-    --trainpref "$out/pieces/train" --validpref "$out/pieces/valid" --testpref "$tests" \
-    --joined-dictionary --destdir "$partial" --workers "$(nproc)" \
-    >"$out/preprocess.log" 2>&1 || status=$?
+  fairseq-preprocess --trainpref "$out/pieces/train" --validpref "$out/pieces/valid" "$@" \
+    --destdir "$partial" --workers "$(nproc)" >"$out/preprocess.log" 2>&1 || status=$?
   kill "$reporter" 2>/dev/null || true
   wait "$reporter" 2>/dev/null || true
   [[ "$status" -eq 0 ]] || fail_with fairseq-preprocess "$out/preprocess.log" "$partial"

@@ -7,6 +7,8 @@ import importlib.util
 from typing import Any, Iterator, Tuple
 
 import torch
+from fairseq.models import FairseqEncoderModel
+from fairseq.models.roberta import RobertaLMHead
 from fairseq.modules import MultiheadAttention
 from torch import nn
 
@@ -32,6 +34,9 @@ def linear_macs(model: nn.Module, length: int = PAPER_LENGTH) -> int:
     nor the products of queries, keys and values. A MoA attention uses K of its E experts for
     every token, (2K + 2)·d·H·D in all; fairseq's attention costs 4·d². A mixture of feed-forwards
     costs as many times fairseq's feed-forward as a token uses experts.
+
+    A masked language model has no target; its head is counted for every token, although in
+    training and evaluation only masked tokens reach it.
     """
     per_token = sum(
         module.in_features * module.out_features
@@ -45,7 +50,15 @@ def linear_macs(model: nn.Module, length: int = PAPER_LENGTH) -> int:
         elif isinstance(module, MixtureOfFeedForwards):
             experts = (module.in_experts, module.out_experts)
             per_token += module.num_selected * sum(map(_size_of_one, experts))
+        elif isinstance(module, RobertaLMHead):
+            per_token += module.weight.numel()  # its output projection is no nn.Linear
     return length * per_token
+
+
+def head_macs(model: nn.Module, length: int = PAPER_LENGTH) -> int:
+    """Of :func:`linear_macs`, those of a masked language model's head; 0 for other models."""
+    heads = [module for module in model.modules() if isinstance(module, RobertaLMHead)]
+    return length * sum(head.dense.weight.numel() + head.weight.numel() for head in heads)
 
 
 def _size_of_one(experts: ExpertLinear) -> int:
@@ -89,7 +102,7 @@ def counted_macs(model: Any, length: int = PAPER_LENGTH) -> int:
     """What :func:`all_macs` gives, counted by torch while the model runs once on a CPU.
 
     Args:
-        model: an encoder-decoder of fairseq with its weights in memory.
+        model: an encoder-decoder or a masked language model with its weights in memory.
         length: tokens of the source and of the target.
     """
     attention = importlib.import_module("torch.nn.attention")
@@ -100,5 +113,9 @@ def counted_macs(model: Any, length: int = PAPER_LENGTH) -> int:
     tokens = torch.full((1, length), 5)  # any word
     # A fused attention would not be counted.
     with torch.no_grad(), attention.sdpa_kernel(attention.SDPBackend.MATH), counter:
-        model.eval()(tokens, torch.tensor([length]), tokens)
+        model.eval()
+        if isinstance(model, FairseqEncoderModel):
+            model(tokens)
+        else:
+            model(tokens, torch.tensor([length]), tokens)
     return int(counter.get_total_flops()) // 2

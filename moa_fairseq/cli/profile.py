@@ -1,4 +1,4 @@
-"""`moa-profile`: parameters and multiply-adds of a translation Transformer."""
+"""`moa-profile`: parameters and multiply-adds of a Transformer for translation or masked LM."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Optional, Sequence
 
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY
+from fairseq.models.roberta import RobertaModel
 from fairseq.models.transformer import TransformerModelBase
 from omegaconf import OmegaConf
 from torch import nn
@@ -17,6 +18,7 @@ from ..analysis.costs import (
     all_macs,
     count_parameters,
     counted_macs,
+    head_macs,
     linear_macs,
     torch_can_count,
 )
@@ -44,13 +46,18 @@ def main(arguments: Optional[Sequence[str]] = None) -> None:
         epilog="Options of the architecture follow as for fairseq-train, for instance "
         "--num-experts 32 --share-all-embeddings.",
     )
-    parser.add_argument("--arch", help="a translation Transformer of fairseq or MoA")
-    parser.add_argument("--vocab-size", type=int, help="types in the joint dictionary")
+    parser.add_argument("--arch", help="a Transformer of fairseq or MoA")
+    parser.add_argument(
+        "--vocab-size",
+        type=int,
+        help="types in the joint dictionary, <mask> of a masked language model among them",
+    )
     parser.add_argument(
         "--length",
         type=int,
         default=PAPER_LENGTH,
-        help=f"tokens in the source and in the target (default: {PAPER_LENGTH}, as in the paper)",
+        help=f"tokens in the source and in the target (default: {PAPER_LENGTH}, as in the paper); "
+        "a masked language model has no target, and as many --max-positions as tokens unless told",
     )
     parser.add_argument(
         "--paper-table",
@@ -68,25 +75,30 @@ def main(arguments: Optional[Sequence[str]] = None) -> None:
         if given is None:
             raise UsageError(f"{flag} is missing; give it, or --paper-table alone")
     model_class = ARCH_MODEL_REGISTRY.get(args.arch)
-    if model_class is None or not issubclass(model_class, TransformerModelBase):
+    if model_class is None or not issubclass(model_class, (TransformerModelBase, RobertaModel)):
         raise UsageError(
-            f"--arch {args.arch} is not a translation Transformer; moa-profile knows, "
-            "among others, transformer, moa_transformer, moa_transformer_big and _tiny"
+            f"--arch {args.arch} is not a translation Transformer or masked language model; "
+            "moa-profile knows, among others, transformer, moa_transformer, moa_masked_lm and "
+            "dense_masked_lm"
         )
     for flag, value in (("--vocab-size", args.vocab_size), ("--length", args.length)):
         if value < 1:
             raise UsageError(f"{flag} {value}: it must be at least 1")
-    model = build(args.arch, args.vocab_size, rest)
+    model = build(args.arch, args.vocab_size, rest, args.length)
     linear, everything = linear_macs(model, args.length), all_macs(model, args.length)
     check = "torch before 2.3 cannot count them"
     if torch_can_count():
-        counted = counted_macs(build(args.arch, args.vocab_size, rest, device="cpu"), args.length)
+        in_memory = build(args.arch, args.vocab_size, rest, args.length, "cpu")
+        counted = counted_macs(in_memory, args.length)
         check = f"torch counts {counted / 1e6:.1f}M"
     print(f"parameters   {count_parameters(model) / 1e6:.2f}M  ({count_parameters(model):,})")
-    print(
-        f"linear MACs  {linear / 1e6:.1f}M  (source and target of {args.length} tokens; as the "
-        "paper counts)"
-    )
+    what = f"source and target of {args.length} tokens"
+    if issubclass(model_class, RobertaModel):
+        head = head_macs(model, args.length) / 1e6
+        what = (
+            f"{args.length} tokens; {head:.1f}M of them the head, which masked tokens alone reach"
+        )
+    print(f"linear MACs  {linear / 1e6:.1f}M  ({what}; as the paper counts)")
     print(
         f"all MACs     {everything / 1e6:.1f}M  (with routers and the products of queries, keys "
         f"and values; {check})"
@@ -104,10 +116,20 @@ def paper_table() -> str:
     return "\n".join(lines)
 
 
-def build(arch: str, vocab_size: int, options: Sequence[str], device: str = "meta") -> nn.Module:
+def build(
+    arch: str,
+    vocab_size: int,
+    options: Sequence[str],
+    max_positions: int = PAPER_LENGTH,
+    device: str = "meta",
+) -> nn.Module:
     """The model of an architecture with options of the command line.
 
-    On the `meta` device it has shapes and no numbers, and takes no memory.
+    On the `meta` device it has shapes and no numbers, and takes no memory, unless it is a masked
+    language model.
+
+    Args:
+        max_positions: of a masked language model, where the options do not say.
     """
     parser = argparse.ArgumentParser(
         prog=f"moa-profile --arch {arch}",
@@ -120,8 +142,14 @@ def build(arch: str, vocab_size: int, options: Sequence[str], device: str = "met
     flat = parser.parse_args(list(options))
     ARCH_CONFIG_REGISTRY[arch](flat)
     dictionary = numbered_dictionary(vocab_size)
-    task = SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary)
+    task = SimpleNamespace(
+        source_dictionary=dictionary,
+        target_dictionary=dictionary,
+        max_positions=lambda: max_positions,
+    )
     if arch in MODEL_DATACLASS_REGISTRY:
         flat = OmegaConf.merge(OmegaConf.structured(MODEL_DATACLASS_REGISTRY[arch]), vars(flat))
-    with without_memory() if device == "meta" else nullcontext():
+    # BERT's initialisation copies numbers, of which there are none on the `meta` device.
+    no_memory = device == "meta" and not issubclass(model_class, RobertaModel)
+    with without_memory() if no_memory else nullcontext():
         return model_class.build_model(flat, task)

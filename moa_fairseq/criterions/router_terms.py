@@ -21,6 +21,7 @@ from ..modules.router_losses import (
     routing_entropy,
 )
 
+ENCODER_KINDS = (ENCODER_SELF, ENCODER_FFN)
 LOSS_NAMES = ("load_balance_loss", "router_z_loss", "load_cv_squared_loss")
 
 
@@ -149,10 +150,15 @@ def _mean_entropy(kind: str) -> Any:
     return derive
 
 
-def translation_padding_masks(sample: Dict[str, Any], padding_index: int) -> Dict[str, Tensor]:
-    """Which query tokens are padding, decided once from the tokens of a batch."""
-    source = sample["net_input"]["src_tokens"].eq(padding_index)  # [batch, S]
-    target = sample["net_input"]["prev_output_tokens"].eq(padding_index)  # [batch, T]
-    return {
-        kind: source if kind in (ENCODER_SELF, ENCODER_FFN) else target for kind in ROUTED_KINDS
-    }
+def padding_masks(sample: Dict[str, Any], padding_index: int) -> Dict[str, Tensor]:
+    """Which query tokens are padding, by kind of module, decided once from the tokens of a batch.
+
+    Of a batch without a target side (masked language models), only kinds of the encoder.
+    """
+    inputs = sample["net_input"]
+    source = inputs["src_tokens"].eq(padding_index)  # [batch, S]
+    masks = dict.fromkeys(ENCODER_KINDS, source)
+    if "prev_output_tokens" in inputs:
+        target = inputs["prev_output_tokens"].eq(padding_index)  # [batch, T]
+        masks.update({kind: target for kind in ROUTED_KINDS if kind not in ENCODER_KINDS})
+    return masks

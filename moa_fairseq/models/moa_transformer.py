@@ -15,7 +15,6 @@ from fairseq.models.transformer import (
 )
 from torch import nn
 
-from ..errors import CheckpointMismatch, describe_mismatch
 from ..modules.recording import moa_attentions
 from ..modules.transformer_layer import (
     MoATransformerDecoderLayer,
@@ -24,7 +23,7 @@ from ..modules.transformer_layer import (
 )
 from ..spellings import MODEL_SPELLINGS, SpellingParser
 from .config import MoATransformerConfig, named_variant, transformer_config
-from .layers_to_keep import settle_layers_to_keep
+from .loading import OneLineForAnotherModel
 
 
 class MoATransformerEncoder(TransformerEncoderBase):
@@ -54,7 +53,7 @@ def wrap_layer(layer: RecomputedLayer, cfg: TransformerConfig) -> nn.Module:
 
 
 @register_model("moa_transformer", dataclass=MoATransformerConfig)
-class MoATransformerModel(TransformerModelBase):
+class MoATransformerModel(OneLineForAnotherModel, TransformerModelBase):
     """Transformer whose attention heads are routed experts (arXiv 2210.05144)."""
 
     @classmethod
@@ -73,24 +72,6 @@ class MoATransformerModel(TransformerModelBase):
             UsageError: for options that cannot work, naming flag, value and remedy.
         """
         return super().build_model(transformer_config(cfg), task)
-
-    def load_state_dict(
-        self, state_dict: Any, strict: bool = True, model_cfg: Any = None, args: Any = None
-    ) -> Any:
-        """As in fairseq, but a checkpoint of another model ends the command with one line.
-
-        Raises:
-            CheckpointMismatch: when fairseq loads (`model_cfg` is given) and a parameter is
-                missing, left over or of another shape.
-        """
-        if model_cfg is not None:
-            settle_layers_to_keep(state_dict, model_cfg)
-        try:
-            return super().load_state_dict(state_dict, strict, model_cfg, args)
-        except RuntimeError as error:
-            if model_cfg is None:
-                raise
-            raise CheckpointMismatch(describe_mismatch(error)) from error
 
     def set_beam_size(self, beam_size: int) -> None:
         """How many hypotheses of a sentence stand side by side; from fairseq's beam search.

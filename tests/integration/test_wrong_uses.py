@@ -20,7 +20,9 @@ from moa_fairseq.cli import (
     head_report,
     import_official,
     interface_texts,
+    masked_perplexity,
     prepare,
+    prepare_wikitext103,
     prepare_wmt14,
     profile,
     score,
@@ -35,15 +37,24 @@ from moa_fairseq.sweep.grid import Point, Size
 from moa_fairseq.sweep.records import Settings, Sweep, write_sweep
 
 from ..paths import PACKAGE, ROOT
-from .commands import last_line, run, script
+from .commands import last_line, run, script, write_manifest
 from .conftest import sentences, write_pairs
 from .in_process import RECIPE, call, train
 from .wrong_uses import USAGE, WRONG_USES, WrongUse
 from .wrong_uses_of_fairseq import HYDRA_ITSELF, WRONG_USES_OF_FAIRSEQ
+from .wrong_uses_of_masked_lm import WRONG_USES_OF_MASKED_LM
 
 TRAIN = ["--user-dir", str(PACKAGE), "--save-dir", "{out}/run", "--max-update", "1", *RECIPE]
 WITHOUT_BATCH_SIZE = [word for word in TRAIN if word not in ("--max-tokens", "1024")]
 DENSE = ["--arch", "dense_transformer", "--criterion", "label_smoothed_cross_entropy"]
+MASKED = [
+    *("--user-dir", str(PACKAGE), "--task", "masked_lm", "--save-dir", "{out}/run", "--cpu"),
+    *("--arch", "moa_masked_lm", "--criterion", "masked_lm_with_router_loss"),
+    *("--tokens-per-sample", "64", "--encoder-layers", "1", "--encoder-embed-dim", "32"),
+    *("--encoder-ffn-embed-dim", "32", "--encoder-attention-heads", "4", "--head-dim", "8"),
+    *("--optimizer", "adam", "--lr", "1e-3", "--max-tokens", "512", "--max-update", "1"),
+    *("--num-workers", "0"),
+]
 TRANSLATE = ["--user-dir", str(PACKAGE), "--cpu"]
 HYDRA = [
     *("--config-dir", str(ROOT / "configs"), "--config-name", "moa_transformer_tiny"),
@@ -58,6 +69,12 @@ COMMANDS = {
         prepare.main,
         ["--source-lang", "en", "--target-lang", "de", "--out", "{out}/prepared"],
     ),
+    "moa-prepare-wikitext103": (
+        prepare_wikitext103.main,
+        ["--out", "{out}/wikitext103", "--workers", "1"],
+    ),
+    "moa-masked-perplexity": (masked_perplexity.main, ["{masked}", "--cpu"]),
+    "moa-masked-perplexity on": (masked_perplexity.main, ["--cpu"]),
     "moa-average-checkpoints": (average_checkpoints.main, ["--output", "{out}/average.pt"]),
     "moa-import-official": (import_official.main, []),
     "moa-score": (score.main, ["--report", "{out}/report"]),
@@ -95,6 +112,8 @@ COMMANDS = {
         ["{data}", *WITHOUT_BATCH_SIZE],
     ),
     "fairseq-train a dense model": (train_command.cli_main, ["{data}", *TRAIN, *DENSE]),
+    "fairseq-train a masked model": (train_command.cli_main, ["{masked}", *MASKED]),
+    "fairseq-train a masked model on": (train_command.cli_main, MASKED),
     "fairseq-generate": (generate.cli_main, ["{data}", *TRANSLATE]),
     "fairseq-generate on": (generate.cli_main, TRANSLATE),
     "fairseq-interactive": (interactive.cli_main, ["{data}", *TRANSLATE]),
@@ -105,6 +124,9 @@ COMMANDS = {
 SCRIPTS = {
     "evaluate.sh on prepared data": [
         *("--prepared", "{prepared}", "--save-dir", "{runs}/moa", "--out", "{out}"),
+    ],
+    "evaluate_masked_lm.sh on prepared data": [
+        *("--prepared", "{masked}/prepared", "--save-dir", "{runs}/masked", "--out", "{out}"),
     ],
 }
 
@@ -127,12 +149,38 @@ def ground(toy, tmp_path_factory):
     write_datasets(prepared / "data", folders["datasets"])
     train(toy, folders["runs"] / "moa", "--max-update", "1")
     train(toy, folders["runs"] / "dense", *DENSE, "--max-update", "1")
+    masked = write_masked_data(prepared / "data", root / "masked")
+    names = {"masked": masked, "root": root, "out": root, "texts": root}
+    arguments = [word.format(**names) for word in MASKED]
+    arguments += ["--save-dir", str(folders["runs"] / "masked")]
+    assert call(train_command.cli_main, "fairseq-train", [masked, *arguments]).returncode == 0
     torch.save({"weights": torch.ones(3)}, folders["runs"] / "foreign.pt")
     (folders["runs"] / "other-data").mkdir()
     (folders["runs"] / "other-data/.data-checksum").write_text("1234 5")
     write_sweeps(folders["runs"])
     models = {name: folders["runs"] / name / "checkpoint_last.pt" for name in ("moa", "dense")}
-    return root, {**folders, **models, "prepared": prepared, "data": prepared / "data"}
+    models["masked_moa"] = folders["runs"] / "masked/checkpoint_last.pt"
+    data = {"prepared": prepared, "data": prepared / "data", "masked": masked}
+    return root, {**folders, **models, **data}
+
+
+def write_masked_data(data, folder):
+    """Data for masked language models, of the English side: binarised, raw, and prepared."""
+    prepared = folder / "prepared"
+    (prepared / "data").mkdir(parents=True)
+    (folder / "other").mkdir()
+    for split in ("train", "valid", "test"):
+        (folder / f"{split}.txt").write_text("a cat sat on the mat\n" * 9)
+        for suffix in ("bin", "idx"):
+            source = data / f"{split}.en-de.en.{suffix}"
+            for target in (folder, prepared / "data", folder / "other"):
+                shutil.copy(source, target / f"{split}.{suffix}")
+    for target in (folder, prepared / "data", folder / "other"):
+        shutil.copy(data / "dict.en.txt", target / "dict.txt")
+    with open(folder / "other/dict.txt", "a") as dictionary:
+        dictionary.write("more 2\n")
+    write_manifest(prepared, {"task": "masked_lm"})
+    return folder
 
 
 def write_texts(folder):
@@ -257,7 +305,7 @@ def perform(row, names):
 
 @pytest.mark.parametrize(
     "row",
-    [*WRONG_USES, *WRONG_USES_OF_FAIRSEQ],
+    [*WRONG_USES, *WRONG_USES_OF_FAIRSEQ, *WRONG_USES_OF_MASKED_LM],
     ids=lambda row: f"{row.command}-{row.arguments}",
 )
 def test_a_wrong_use_ends_in_one_line(ground, tmp_path, monkeypatch, row: WrongUse):
@@ -305,5 +353,6 @@ PARTS = {"environment.sh", "fault_stages.py"}
 def test_every_command_and_script_is_in_the_tables():
     scripts = {path.name for path in (ROOT / "scripts").iterdir() if path.is_file()}
     commands = set(re.findall(r'"(moa-\S+) = ', (ROOT / "setup.py").read_text()))
-    covered = {row.command.split()[0] for row in [*WRONG_USES, *WRONG_USES_OF_FAIRSEQ]}
+    tables = [*WRONG_USES, *WRONG_USES_OF_FAIRSEQ, *WRONG_USES_OF_MASKED_LM]
+    covered = {row.command.split()[0] for row in tables}
     assert (scripts - TOOLS - PARTS) | commands <= covered

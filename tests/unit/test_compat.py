@@ -8,10 +8,14 @@ import sys
 import numpy as np
 import pytest
 import torch
-from fairseq.data import data_utils
+from fairseq.data import TokenBlockDataset, data_utils, token_block_dataset
 
 from moa_fairseq.checkpoints import load_checkpoint
-from moa_fairseq.compat import _keeps_last_batch, keep_every_sentence
+from moa_fairseq.compat import (
+    _keeps_last_batch,
+    give_numpy_what_fairseq_asks_for,
+    keep_every_sentence,
+)
 from moa_fairseq.errors import UsageError
 
 from ..paths import ROOT
@@ -80,6 +84,27 @@ def test_a_checkpoint_that_would_run_code_is_refused_unrun(tmp_path):
     with pytest.raises(UsageError, match=r"plain\.pt"):
         load_checkpoint(tmp_path / "plain.pt")
     assert not victim.exists()
+
+
+@pytest.mark.parametrize("mode", ["eos", "none", "complete"])
+def test_language_models_break_text_with_any_numpy(mode):
+    """fairseq asks numpy 2 for `np.compat`, which it dropped, where sentences are samples."""
+    tokens = [torch.tensor([5, 6, 2]), torch.tensor([7, 2]), torch.tensor([8, 9, 10, 2])]
+    blocks = TokenBlockDataset(tokens, np.array([3, 2, 4]), 5, pad=1, eos=2, break_mode=mode)
+    expected = {
+        "eos": [[5, 6, 2], [7, 2], [8, 9, 10, 2]],
+        "none": [[5, 6, 2, 7, 2], [8, 9, 10, 2]],
+        "complete": [[5, 6, 2, 7, 2], [8, 9, 10, 2]],
+    }
+    assert [blocks[index].tolist() for index in range(len(blocks))] == expected[mode]
+
+
+def test_numpy_itself_is_left_alone():
+    before = hasattr(np, "compat")
+    give_numpy_what_fairseq_asks_for()
+    assert hasattr(np, "compat") == before
+    seen = token_block_dataset.np
+    assert seen.compat.long is int and seen.arange is np.arange
 
 
 def test_without_fairseq_the_import_says_what_to_install(tmp_path):

@@ -1,4 +1,4 @@
-"""Each WMT14 YAML and its shell recipe mean the same settings."""
+"""Each YAML of an experiment and its shell recipe mean the same settings."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import itertools
 import json
 import re
 import shlex
+import subprocess
 from argparse import Namespace
 from dataclasses import fields, is_dataclass
 
@@ -104,7 +105,11 @@ def nested_leaves(cfg, *path):
 
 
 def settings(cfg):
-    found = model_leaves(cfg.model)
+    return {**model_leaves(cfg.model), **settings_but_model(cfg)}
+
+
+def settings_but_model(cfg):
+    found = {}
     for group in GROUPS:
         found.update({} if cfg.get(group) is None else leaves(group, cfg[group]))
     return found
@@ -129,6 +134,60 @@ def test_yaml_and_shell_mean_the_same(tmp_path, capsys, name, pair, size, model)
     # The command in its first lines is the one that it was compared with.
     flags = "" if model == "moa_transformer" else f" --model {model}"
     assert f"scripts/train_wmt14.sh --pair {pair} --size {size}{flags}\n" in text
+
+
+MASKED_LM = {
+    "8K8E128D": "52.44M",
+    "8K8E256D": "61.89M",
+    "8K16E256D": "78.75M",
+    "8K32E256D": "112.47M",
+    "8K64E256D": "179.91M",
+    "dense": "51.34M",
+}
+
+
+def from_masked_lm_shell(tmp_path, model):
+    """The settings of what `train_masked_lm.sh --gpus 8 --dry-run` prints."""
+    (tmp_path / "dict.txt").touch()
+    command = ["bash", ROOT / "scripts/train_masked_lm.sh", "--data", tmp_path, "--save-dir", "x"]
+    command += ["--model", model, "--gpus", "8", "--dry-run"]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    words = shlex.split(printed)
+    parser = options.get_training_parser()
+    args = options.parse_args_and_arch(parser, words[words.index("fairseq-train") + 1 :])
+    return convert_namespace_to_omegaconf(args)
+
+
+@pytest.mark.parametrize("model", ["8K64E256D", "dense"])
+def test_yaml_and_shell_of_masked_language_models_mean_the_same(tmp_path, model):
+    shell, yaml = from_masked_lm_shell(tmp_path, model), from_yaml(f"masked_lm_{model.lower()}")
+    first, second = (
+        {**settings_but_model(cfg), **leaves("model", cfg.model)} for cfg in (shell, yaml)
+    )
+    assert {
+        path for path in {*first, *second} - GIVEN if first.get(path) != second.get(path)
+    } == set()
+    assert 8 * yaml.dataset.max_tokens * yaml.optimization.update_freq[0] == 524288
+
+
+def test_masked_language_models_differ_in_their_experts_alone():
+    def without_experts(name):
+        cfg = OmegaConf.load(ROOT / f"configs/masked_lm_{name.lower()}.yaml")
+        experts = f"{cfg.model.encoder_attention_heads}K{cfg.model.num_experts}E"
+        assert f"{experts}{cfg.model.head_dim}D" == name
+        del cfg.model.num_experts, cfg.model.head_dim
+        return OmegaConf.to_container(cfg, resolve=False)
+
+    names = [name for name in MASKED_LM if name != "dense"]
+    assert all(without_experts(name) == without_experts("8K64E256D") for name in names)
+    for name, parameters in MASKED_LM.items():
+        text = (ROOT / f"configs/masked_lm_{name.lower()}.yaml").read_text(encoding="utf-8")
+        assert (
+            f"has {parameters} parameters" in text and "recalled and not read in a source" in text
+        )
+        assert f"scripts/train_masked_lm.sh --model {name}\n" in text
+    found = {path.stem for path in (ROOT / "configs").glob("masked_lm_*.yaml")}
+    assert found == {f"masked_lm_{name.lower()}" for name in MASKED_LM}
 
 
 CHANGED = [

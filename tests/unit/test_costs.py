@@ -52,6 +52,11 @@ COUNTED = [
     ("moa_transformer", [*SMALL, "--num-experts", "16", "--heads-per-expert", "2"]),
     ("moa_transformer", [*SMALL, "--moa-modules", "cross", "--projection-bias"]),
     ("moa_transformer", [*SMALL, "--ffn-type", "moe", "--ffn-num-experts", "5"]),
+    ("roberta", [*SMALL[1:], "--encoder-attention-heads", "4"]),
+    ("dense_masked_lm", SMALL[1:]),
+    ("moa_masked_lm", SMALL[1:]),
+    ("moa_masked_lm", [*SMALL[1:], "--num-experts", "16", "--projection-bias"]),
+    ("moa_masked_lm", [*SMALL[1:], "--ffn-type", "moe", "--untie-weights-roberta"]),
 ]
 
 
@@ -59,7 +64,7 @@ COUNTED = [
 @pytest.mark.parametrize(("arch", "options"), COUNTED, ids=str)
 @pytest.mark.parametrize("length", [1, 10, 37])
 def test_the_formula_and_torchs_counter_agree(arch, options, length):
-    model = build(arch, 100, options, device="cpu")
+    model = build(arch, 100, options, max_positions=length, device="cpu")
     assert all_macs(model, length) == counted_macs(model, length) > linear_macs(model, length)
 
 
@@ -74,6 +79,17 @@ def test_options_and_lengths_count(capsys):
     parameters += 4 * (2 * 128 * 256 + 256 + 128) + (2 * 2 + 2 * 3) * 2 * 128
     assert f"({parameters:,})" in printed
     assert f"{macs / 1e6:.1f}M" in printed
+
+
+def test_a_masked_language_model_has_no_target(capsys):
+    sizes = ["--arch", "moa_masked_lm", "--vocab-size", "100", "--length", "3"]
+    sizes += ["--encoder-layers", "2", "--encoder-embed-dim", "64", "--head-dim", "16"]
+    main([*sizes, "--encoder-ffn-embed-dim", "96", "--encoder-attention-heads", "2"])
+    printed = capsys.readouterr().out
+    # By hand: K 2, D 16, head d² + V·d.
+    head = 64 * 64 + 100 * 64
+    macs = 3 * (2 * (6 * 64 * 16 + 2 * 64 * 96) + head)
+    assert f"linear MACs  {macs / 1e6:.1f}M  (3 tokens; {3 * head / 1e6:.1f}M of them" in printed
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,8 @@ import re
 
 import pytest
 
-from moa_fairseq.criterions.label_smoothed_cross_entropy_with_router_loss import (
-    LabelSmoothedCrossEntropyWithRouterLossConfig,
-)
 from moa_fairseq.criterions.load_heat_map_option import LoadHeatMapConfig
+from moa_fairseq.criterions.with_router_loss import RouterLossConfig
 from moa_fairseq.models.config import MoATransformerConfig
 from moa_fairseq.models.moa_transformer import NAMED_VARIANTS
 
@@ -31,7 +29,7 @@ def option_rows(heading):
     "heading,configs",
     [
         ("Architectures", [MoATransformerConfig]),
-        ("Criterion", [LabelSmoothedCrossEntropyWithRouterLossConfig, LoadHeatMapConfig]),
+        ("Criterion", [RouterLossConfig, LoadHeatMapConfig]),
     ],
 )
 def test_every_option_stands_in_the_readme_with_its_default(heading, configs):

@@ -250,16 +250,18 @@ def train_lines(shards: Sequence[Shard], text: Path) -> Iterator[str]:
 
 def run_on_shards(
     pool: Executor,
-    shards: Sequence[Shard],
+    shards: Sequence[Any],
     folder: Path,
     key: str,
     work: Callable[..., Any],
     arguments: Sequence[Any],
     description: str,
+    unit: str = " pairs",
 ) -> List[Any]:
     """`work(shard, *arguments)` for every shard, in parallel; what is done already is kept.
 
     Args:
+        shards: :class:`Shard` or other dataclasses with a `name` and a number of `lines`.
         folder: where `work` writes; in `notes/` goes what it returned for each finished shard.
         key: notes of another key are void.
 
@@ -276,7 +278,7 @@ def run_on_shards(
         for shard in shards
     }
     results = {}
-    with tqdm(total=sum(shard.lines for shard in shards), unit=" pairs", desc=description) as bar:
+    with tqdm(total=sum(shard.lines for shard in shards), unit=unit, desc=description) as bar:
         try:
             for future in as_completed(futures):
                 shard = futures[future]
@@ -308,7 +310,7 @@ def _end_with_parent(parent: int) -> None:
 
 
 def _remembered(
-    note: Path, key: str, work: Callable[..., Any], shard: Shard, arguments: Sequence[Any]
+    note: Path, key: str, work: Callable[..., Any], shard: Any, arguments: Sequence[Any]
 ) -> Any:
     wanted = json.loads(json.dumps([key, asdict(shard)]))
     if note.exists():

@@ -73,8 +73,18 @@ def learn_codes(words: Mapping[str, int], merges: int, model: Path) -> None:
         learn_bpe(dictionary, stream, merges, is_dict=True)
 
 
-def train_pieces(lines: Iterator[str], vocab_size: int, model: Path) -> None:
+def train_pieces(
+    lines: Iterator[str],
+    vocab_size: int,
+    model: Path,
+    character_coverage: float = 0.9998,
+    threads: int = SENTENCEPIECE_THREADS,
+) -> None:
     """A joint unigram model of SentencePiece, written atomically.
+
+    Args:
+        character_coverage: share of the text's characters that have pieces, 0 to 1.
+        threads: another number gives slightly other pieces.
 
     Raises:
         UsageError: when the text cannot give that many pieces.
@@ -85,8 +95,8 @@ def train_pieces(lines: Iterator[str], vocab_size: int, model: Path) -> None:
             sentence_iterator=lines,
             model_writer=trained,
             vocab_size=vocab_size,
-            character_coverage=0.9998,
-            num_threads=SENTENCEPIECE_THREADS,
+            character_coverage=character_coverage,
+            num_threads=threads,
             minloglevel=2,
         )
     except RuntimeError as error:
