@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import math
 import random
@@ -10,12 +11,14 @@ import re
 import pytest
 import torch
 from fairseq import checkpoint_utils, options
+from fairseq.data import Dictionary
+from fairseq.data.data_utils import load_indexed_dataset
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq_cli import train as train_command
 from fairseq_cli import validate as validate_command
 
 from moa_fairseq.checkpoints import load_checkpoint
-from moa_fairseq.cli import average_checkpoints, masked_perplexity
+from moa_fairseq.cli import average_checkpoints, head_report, masked_perplexity
 
 from ..paths import PACKAGE
 from .commands import last_line, script, trained_parameters
@@ -218,3 +221,30 @@ def test_the_script_evaluates(prepared, trained, tmp_path):
     expected = perplexity(prepared, path, "--resamples", 50).stdout
     assert result.stdout.splitlines()[0] == expected.splitlines()[0]
     assert (tmp_path / "a b/test.json").exists() and (tmp_path / "a b/test.blocks.tsv").exists()
+
+
+@pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="needs matplotlib")
+def test_what_its_heads_learned(prepared, trained, tmp_path):
+    path = trained / "moa/checkpoint_last.pt"
+    sentence = " ".join(["<mask>", *sentences(1, "one")[0].split()[1:]])
+    result = call(
+        head_report.main,
+        "moa-head-report",
+        [
+            *(prepared / "data", "--path", path, "--cpu", "--out", tmp_path / "heads"),
+            *("--min-count", "5", "--importance", "8", "--sentence", sentence),
+            *("--bpe", "sentencepiece"),
+            *("--sentencepiece-model", prepared / "sentencepiece.model"),
+        ],
+    )
+    assert result.returncode == 0, result.stderr[-2000:]
+    found = json.loads((tmp_path / "heads/report.json").read_text(encoding="utf-8"))
+    (model,) = found["models"]
+    # The text has 45 sentences of 15 words; what the report counts is what the model reads.
+    dictionary = Dictionary.load(str(prepared / "data/dict.txt"))
+    pieces = load_indexed_dataset(str(prepared / "data/test"), dictionary)
+    assert model["streams"]["source"]["sentences"] == 45
+    assert model["streams"]["source"]["tokens"] == sum(len(item) + 1 for item in pieces)  # and <s>
+    assert {"importance", "sentence"} <= set(found["sections"])
+    tokens = (tmp_path / "heads/sentence-tokens.csv").read_text(encoding="utf-8")
+    assert tokens.count("<mask>") == 1 and "<unk>" not in tokens
