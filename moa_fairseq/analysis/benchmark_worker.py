@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import sys
+from pathlib import Path
 from typing import Any, Dict, List
 
 import torch
@@ -63,6 +65,13 @@ def peak_bytes(setting: Setting) -> int:
     """The most memory that this process has had: on the device, or resident on a CPU."""
     if setting.device == "cuda":
         return torch.cuda.max_memory_allocated()
+    try:
+        # getrusage would begin with what the process that started this one had.
+        found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    except OSError:  # not Linux
+        found = None
+    if found is not None:
+        return int(found[1]) * 1024
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
 

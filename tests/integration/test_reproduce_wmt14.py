@@ -23,7 +23,11 @@ def valid_losses(result):
 @pytest.mark.parametrize(
     ("pair", "recipe", "size", "model"),
     [
-        ("en-de", "sentencepiece", "base", "transformer"),
+        pytest.param(
+            *("en-de", "sentencepiece", "base", "transformer"),
+            marks=pytest.mark.slow,
+            id="en-de-sentencepiece-base-transformer",
+        ),
         ("en-fr", "clinic", "big", "moa_transformer"),
     ],
 )
