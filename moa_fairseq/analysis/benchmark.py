@@ -260,7 +260,7 @@ def table(outcome: Dict[str, Any]) -> str:
         "",
         f"Speed: tokens/s relative to {names[0]}, median of {seen['repeats']} interleaved rounds "
         "(least to greatest).",
-        f"{seen['hardware']}, {seen['threads']} threads, {seen['precision']}: matrix products "
+        f"{seen['hardware']}, threads: {seen['threads']}, {seen['precision']}: matrix products "
         f"{best / 1e9:.0f} GFLOP/s, copies {copies / 1e9:.0f} GB/s. {versions}, Python "
         f"{seen['python']}.",
     ]

@@ -175,7 +175,7 @@ def page(results: Dict[str, List[Point]], conditions: Dict[str, Any], command: s
         "# How time and memory grow",
         "",
         "One attention module of width 512, forward and backward: fairseq's with 8 heads (stock) "
-        f"and MoA's. {conditions['hardware']}, {conditions['threads']} threads, "
+        f"and MoA's. {conditions['hardware']}, threads: {conditions['threads']}, "
         f"{conditions['precision']}; median of {conditions['repeats']} rounds, bars from least to "
         f"greatest. Memory is what one pass adds to the process. {versions}.",
         "",
